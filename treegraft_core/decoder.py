@@ -1,0 +1,420 @@
+"""The runtime decoder: rounds of drafting and verification."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from treegraft_core.context import Context
+from treegraft_core.drafting import (
+    DraftingConfig,
+    MidCall,
+    begin_mid_step,
+    expand,
+    prune,
+    select_frontier,
+    small_step,
+)
+from treegraft_core.errors import InputError
+from treegraft_core.latency import LatencyProfile
+from treegraft_core.models import CachedModel
+from treegraft_core.neural import MidDrafter
+from treegraft_core.pair import Pair
+from treegraft_core.schedulers import Scheduler, StepState
+from treegraft_core.signals import signals
+from treegraft_core.tree import DraftTree, FloatArray, IntArray
+from treegraft_core.verify import token_log_p, verify_greedy
+
+
+@dataclass
+class Round:
+    """What one round did.
+
+    Attributes
+    ----------
+    schedule : tuple of int
+        τ_1 … τ_D.
+    accepted : int
+        A.
+    committed : int
+        Tokens that this round gave the caller: A + 1, less what EOS or the limit cut off.
+    context_tokens : int
+        Committed tokens at its start, the root included.
+    tree_nodes, kept_nodes : int
+        |V(T)| after step D, and nodes sent to verification.
+    caught_up : int
+        Committed tokens that the mid drafter's first pass had to read besides the root.
+    calls : list of MidCall
+        Counts of each mid call.
+    ranks : list of int
+        Place in the pruning order of each accepted node.
+    signals : list of float64 array
+        The ten signals before each step; empty when nobody reads them.
+    frontiers : list of int
+        |N_k| before each step.
+    kept : list of (int, ...)
+        Token paths of the kept nodes, in pruning order; only with ``keep_trees``.
+    ms : dict
+        Time by part, ms: small, mid, signals, scheduler, prune, verify, accept.
+    """
+
+    schedule: tuple[int, ...]
+    context_tokens: int
+    accepted: int = 0
+    committed: int = 0
+    tree_nodes: int = 0
+    kept_nodes: int = 0
+    caught_up: int = 0
+    calls: list[MidCall] = field(default_factory=list)
+    ranks: list[int] = field(default_factory=list)
+    signals: list[FloatArray] = field(default_factory=list)
+    frontiers: list[int] = field(default_factory=list)
+    kept: list[tuple[int, ...]] = field(default_factory=list)
+    ms: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def draft_ms(self) -> float:
+        """t_D: everything but the verification pass, ms."""
+        return sum(v for k, v in self.ms.items() if k != "verify")
+
+    @property
+    def verify_ms(self) -> float:
+        """t_V, ms."""
+        return self.ms.get("verify", 0.0)
+
+
+@dataclass
+class Generation:
+    """The result of a request.
+
+    Attributes
+    ----------
+    tokens : list of int
+        New tokens, the end-of-sequence token included if it was reached.
+    rounds : list of Round
+        Statistics of every round.
+    stopped : {"eos", "length", "context"}
+        Why it ended.
+    prefill_ms, decode_ms : float
+        Time before and after the first token, ms.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    rounds: list[Round] = field(default_factory=list)
+    stopped: str = "length"
+    prefill_ms: float = 0.0
+    decode_ms: float = 0.0
+
+    @property
+    def mean_accepted(self) -> float:
+        """Mean A over rounds."""
+        return float(np.mean([r.accepted for r in self.rounds])) if self.rounds else 0.0
+
+    @property
+    def tokens_per_s(self) -> float:
+        """New tokens after the first, divided by the time spent on them."""
+        return 1e3 * max(0, len(self.tokens) - 1) / self.decode_ms if self.decode_ms else 0.0
+
+
+class _Clock:
+    """Sums up time by part; waits for the device first where there is one."""
+
+    def __init__(self, pair: Pair, ms: dict[str, float]):
+        self._pair, self._ms = pair, ms
+        self._last = self._now()
+
+    def _now(self) -> float:
+        self._pair.synchronize()
+        return time.perf_counter()
+
+    def lap(self, part: str) -> None:
+        now = self._now()
+        self._ms[part] = self._ms.get(part, 0.0) + 1e3 * (now - self._last)
+        self._last = now
+
+
+class TreeGraftDecoder:
+    """Decode a target losslessly with two drafters that grow one tree.
+
+    Parameters
+    ----------
+    pair : Pair
+        Target and mid drafter, see :func:`treegraft_core.load_pair`.
+    scheduler : Scheduler
+        Decides every drafting step.
+    config : DraftingConfig, optional
+        Widths and budgets.
+    profile : LatencyProfile, optional
+        Of this machine and pair; needed by a scheduler that reads T_tgt and T_mid, and by
+        ``evaluation="auto"``, which without one evaluates the needed nodes only.
+    keep_trees : bool
+        Keep the token paths sent to verification in the statistics.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        scheduler: Scheduler,
+        config: DraftingConfig | None = None,
+        profile: LatencyProfile | None = None,
+        keep_trees: bool = False,
+        log_signals: bool = False,
+    ):
+        self.pair = pair
+        self.scheduler = scheduler
+        self.config = config or DraftingConfig()
+        self.profile = profile
+        self.keep_trees = keep_trees
+        self.log_signals = log_signals
+        if scheduler.reads_signals and profile is None:
+            raise InputError("profile=None: this scheduler reads T_tgt and T_mid; run stage=profile")
+        evaluation = self.config.evaluation
+        if evaluation == "auto":
+            evaluation = profile.evaluation if profile else "needed"
+        self._everything = evaluation == "all"
+        self._target = CachedModel(pair.target)
+        self._mid = MidDrafter(
+            CachedModel(pair.mid), self.config.width, pair.vocabulary, pair.target_vocab
+        )
+        self.max_context = min(self._target.max_context, self._mid.model.max_context)
+
+    def generate(
+        self,
+        prompt_ids: Sequence[int],
+        max_new_tokens: int,
+        eos_token_ids: Sequence[int] | None = None,
+        on_tokens: Callable[[list[int]], None] | None = None,
+    ) -> Generation:
+        """Generate greedily: the target's own greedy tokens, exactly.
+
+        Parameters
+        ----------
+        prompt_ids : sequence of int
+            Token ids of the prompt, at least one.
+        max_new_tokens : int
+            Most tokens to generate.
+        eos_token_ids : sequence of int, optional
+            Stop after any of these (default: the target's generation config).
+        on_tokens : callable, optional
+            Called with each round's new tokens.
+
+        Raises
+        ------
+        InputError
+            If the prompt is empty or as long as the model's context.
+        """
+        result = Generation()
+        for tokens in self.stream(prompt_ids, max_new_tokens, eos_token_ids, result):
+            if on_tokens is not None:
+                on_tokens(tokens)
+        return result
+
+    def stream(
+        self,
+        prompt_ids: Sequence[int],
+        max_new_tokens: int,
+        eos_token_ids: Sequence[int] | None = None,
+        result: Generation | None = None,
+    ) -> Iterator[list[int]]:
+        """Yield the new tokens of each round as soon as they are committed; see `generate`.
+
+        ``result``, when given, is filled with the statistics as the rounds go by.
+        """
+        result = Generation() if result is None else result
+        prompt = check_prompt(prompt_ids, max_new_tokens, self.max_context)
+        eos = set(self.pair.eos_token_ids if eos_token_ids is None else eos_token_ids)
+        started = self._now()
+        context = self.start(prompt)
+        result.prefill_ms = 1e3 * (self._now() - started)
+        started = self._now()
+        new = [context.tokens[-1]]
+        while True:
+            stop = clip(new, len(result.tokens), max_new_tokens, eos)
+            result.tokens += new
+            if result.rounds:
+                result.rounds[-1].committed = len(new)
+            result.decode_ms = 1e3 * (self._now() - started)
+            if stop is None and len(prompt) + len(result.tokens) >= self.max_context:
+                stop = "context"
+            if stop is not None:
+                result.stopped = stop
+                yield new
+                return
+            yield new
+            round_, new = self.round(context, len(prompt))
+            room = self.max_context - len(prompt) - len(result.tokens)
+            new = new[:room]
+            result.rounds.append(round_)
+
+    def _now(self) -> float:
+        self.pair.synchronize()
+        return time.perf_counter()
+
+    def start(self, prompt: Sequence[int]) -> Context:
+        """Read the prompt with both models and commit the target's first token.
+
+        Returns
+        -------
+        Context
+            Prompt and first token, which is the root of the first round.
+        """
+        self._target.reset()
+        self._mid.reset()
+        logits = self._target.run(prompt, np.arange(len(prompt)))
+        first = int(logits[-1].argmax())
+        tokens = [*prompt, first]
+        values = token_log_p(logits, tokens[1:], self.config.width)
+        self._mid.prefill(prompt)
+        return Context(tokens, [0.0, *values], self.config.max_ngram)
+
+    def resume(self, tokens: Sequence[int]) -> Context:
+        """Read committed tokens, of which the last becomes the root of the next round."""
+        self._target.reset()
+        self._mid.reset()
+        logits = self._target.run(tokens[:-1], np.arange(len(tokens) - 1))
+        values = token_log_p(logits, tokens[1:], self.config.width)
+        self._mid.prefill(tokens[:-1])
+        return Context(tokens, [0.0, *values], self.config.max_ngram)
+
+    def round(self, context: Context, prompt_tokens: int) -> tuple[Round, list[int]]:
+        """Run one round on ``context``, which grows by the committed tokens.
+
+        Returns
+        -------
+        Round
+            Its statistics.
+        list of int
+            The A + 1 committed tokens.
+        """
+        config = self.config
+        round_ = Round((), len(context))
+        clock = _Clock(self.pair, round_.ms)
+        self._mid.begin_round(context.tokens)
+        tree = DraftTree.from_root(context.tokens[-1])
+        frontier = np.zeros(1, np.int64)
+        room = self.max_context - len(context)
+        clock.lap("accept")
+        for step in range(1, config.depth + 1):
+            state = self._state(tree, frontier, step, round_, prompt_tokens, clock)
+            action = self.scheduler.decide(state)
+            clock.lap("scheduler")
+            if action:
+                frontier, call = self.mid_step(tree, frontier)
+                round_.calls.append(call)
+                clock.lap("mid")
+            else:
+                frontier = small_step(tree, frontier, context, step, config).frontier
+                clock.lap("small")
+            round_.schedule += (action,)
+        kept = prune(tree, config, max_depth=max(0, room))
+        clock.lap("prune")
+        verdict = verify_greedy(self._target, tree, kept, len(context), config.width)
+        clock.lap("verify")
+        self._mid.end_round(verdict.path)
+        context.extend(verdict.tokens, verdict.log_p)
+        round_.accepted = len(verdict.path)
+        round_.committed = len(verdict.tokens)
+        round_.tree_nodes, round_.kept_nodes = len(tree), len(kept)
+        round_.caught_up = self._mid.caught_up
+        round_.ranks = verdict.ranks
+        clock.lap("accept")
+        if self.keep_trees:
+            round_.kept = [tuple(tree.path_tokens(int(node))) for node in kept]
+        return round_, verdict.tokens
+
+    def _state(
+        self,
+        tree: DraftTree,
+        frontier: IntArray,
+        step: int,
+        round_: Round,
+        prompt_tokens: int,
+        clock: _Clock,
+    ) -> StepState:
+        state = StepState(
+            step=step,
+            bits=round_.schedule,
+            depth=self.config.depth,
+            prompt_tokens=prompt_tokens,
+            target_ms=self.profile.target_ms if self.profile else float("nan"),
+            mid_ms=self.profile.mid_ms if self.profile else float("nan"),
+        )
+        round_.frontiers.append(len(frontier))
+        if self.scheduler.reads_signals or self.log_signals:
+            values = signals(tree, frontier, self.config)
+            round_.signals.append(values)
+            state = replace(state, signals=values)
+            clock.lap("signals")
+        return state
+
+    def mid_step(self, tree: DraftTree, frontier: IntArray) -> tuple[IntArray, MidCall]:
+        """Run one mid step on ``tree``, in place; return N_{k+1} and the counts of the call."""
+        call = MidCall()
+        self._mid.evaluate(tree, begin_mid_step(tree, call, self._everything))
+        picked, missing = select_frontier(tree, frontier, self._mid.rows, call, self.config)
+        if not self._everything:
+            self._mid.evaluate(tree, missing)
+        return expand(tree, picked, self._mid.rows, self.config), call
+
+
+def check_prompt(prompt_ids: Sequence[int], max_new_tokens: int, max_context: int) -> list[int]:
+    """Return the prompt as a list, or say what is wrong with it."""
+    prompt = [int(t) for t in prompt_ids]
+    if not prompt:
+        raise InputError("prompt_ids=[]: empty prompt; give at least one token")
+    if len(prompt) >= max_context:
+        raise InputError(
+            f"prompt_ids: {len(prompt)} tokens do not fit the model's context of {max_context} "
+            "with room for an answer; shorten the prompt"
+        )
+    if max_new_tokens < 1:
+        raise InputError(f"max_new_tokens={max_new_tokens}: must be at least 1")
+    return prompt
+
+
+def clip(new: list[int], have: int, limit: int, eos: set[int]) -> str | None:
+    """Cut ``new`` in place after EOS or at the limit; return why generation stops, or None."""
+    for i, token in enumerate(new):
+        if have + i + 1 > limit:
+            break
+        if token in eos:
+            del new[i + 1 :]
+            return "eos"
+    if have + len(new) >= limit:
+        del new[limit - have :]
+        return "length"
+    return None
+
+
+def decode_plain(
+    pair: Pair, prompt_ids: Sequence[int], max_new_tokens: int, eos_token_ids: Sequence[int] | None = None
+) -> Generation:
+    """Decode with the target alone, one token a pass; the baseline of every speed-up."""
+    model = CachedModel(pair.target)
+    prompt = check_prompt(prompt_ids, max_new_tokens, model.max_context)
+    eos = set(pair.eos_token_ids if eos_token_ids is None else eos_token_ids)
+    result = Generation()
+    pair.synchronize()
+    started = time.perf_counter()
+    logits = model.run(prompt, np.arange(len(prompt)), rows=np.array([len(prompt) - 1]))
+    token = int(logits[-1].argmax())
+    pair.synchronize()
+    result.prefill_ms = 1e3 * (time.perf_counter() - started)
+    started = time.perf_counter()
+    while True:
+        new = [token]
+        stop = clip(new, len(result.tokens), max_new_tokens, eos)
+        result.tokens += new
+        if stop is None and len(prompt) + len(result.tokens) >= model.max_context:
+            stop = "context"
+        if stop is not None:
+            break
+        at = len(prompt) + len(result.tokens) - 1
+        token = int(model.run([token], [at])[-1].argmax())
+    pair.synchronize()
+    result.decode_ms = 1e3 * (time.perf_counter() - started)
+    result.stopped = stop
+    return result

@@ -1,0 +1,223 @@
+"""A target and its mid drafter, loaded and checked."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from treegraft_core.embedded import EMBEDDED_TARGET, embedded_target
+from treegraft_core.errors import InputError
+from treegraft_core.student import DraftVocabulary, is_student, load_student
+from treegraft_core.tokenizers import check_same_tokenizer
+
+log = logging.getLogger(__name__)
+
+DTYPES = {
+    "float64": torch.float64,
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass
+class Pair:
+    """A target, its mid drafter and their tokenizer.
+
+    Attributes
+    ----------
+    name : str
+        The pair's name in paths and tables.
+    target, mid : PreTrainedModel
+        Unmodified ``transformers`` causal LMs in evaluation mode on one device.
+    tokenizer : PreTrainedTokenizerBase
+        The target's.
+    vocabulary : DraftVocabulary or None
+        Of a student whose head covers only part of the vocabulary.
+    eos_token_ids : tuple of int
+        Tokens that end an answer.
+    """
+
+    name: str
+    target: PreTrainedModel
+    mid: PreTrainedModel
+    tokenizer: PreTrainedTokenizerBase
+    vocabulary: DraftVocabulary | None = None
+    eos_token_ids: tuple[int, ...] = field(default=())
+
+    @property
+    def target_vocab(self) -> int:
+        """Rows of the target's head."""
+        return int(self.target.get_output_embeddings().weight.shape[0])
+
+    @property
+    def device(self) -> torch.device:
+        """Where the models are."""
+        return self.target.device
+
+    def synchronize(self) -> None:
+        """Wait for the device, so that a clock read next is honest; nothing to do on a CPU."""
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)
+        elif self.device.type == "mps":
+            torch.mps.synchronize()
+
+
+def fast_bfloat16(device: str) -> bool:
+    """Whether matrix products in bfloat16 are faster than in float32 on this device."""
+    if device.startswith("cuda"):
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    if device == "cpu":
+        # Without AMX or AVX-512 BF16 a bfloat16 pass over many tokens is several times slower.
+        probes = ("_is_amx_tile_supported", "_is_avx512_bf16_supported")
+        return any(getattr(torch.cpu, name, lambda: False)() for name in probes)
+    return False
+
+
+def resolve_device(device: str) -> str:
+    """Return ``device``, with ``auto`` as CUDA, then MPS, then CPU.
+
+    Raises
+    ------
+    InputError
+        If the device is not there.
+    """
+    if device == "auto":
+        if torch.cuda.is_available():
+            return "cuda"
+        return "mps" if torch.backends.mps.is_available() else "cpu"
+    kind = device.split(":")[0]
+    there = {
+        "cpu": True,
+        "cuda": torch.cuda.is_available(),
+        "mps": torch.backends.mps.is_available(),
+    }
+    if not there.get(kind, False):
+        raise InputError(f"engine.device={device}: not on this machine; choose auto or cpu")
+    return device
+
+
+def resolve_dtype(dtype: str, device: str) -> torch.dtype:
+    """Return a torch dtype; ``auto`` is bfloat16 where that is fast, else float32.
+
+    Raises
+    ------
+    InputError
+        If the name is unknown.
+    """
+    if dtype == "auto":
+        return torch.bfloat16 if fast_bfloat16(device) else torch.float32
+    if dtype not in DTYPES:
+        raise InputError(f"engine.dtype={dtype}: choose auto or one of {', '.join(DTYPES)}")
+    return DTYPES[dtype]
+
+
+def _load(path: str, role: str, dtype: torch.dtype) -> PreTrainedModel:
+    try:
+        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, trust_remote_code=False)
+    except Exception as error:  # hub, config and weight errors share no base class
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"pair.{role}.path={path}: cannot be loaded ({reason[:160]}); give a local folder of a "
+            "transformers causal LM or a hub id that can be reached"
+        ) from error
+    return model.eval().requires_grad_(False)
+
+
+def load_tokenizer(path: str, role: str) -> PreTrainedTokenizerBase:
+    """Load a tokenizer; errors name the role."""
+    try:
+        return AutoTokenizer.from_pretrained(path, trust_remote_code=False)
+    except Exception as error:  # tokenizers raises bare Exception on damaged files
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"pair.{role}.path={path}: its tokenizer cannot be loaded ({reason[:160]}); the folder "
+            "needs the tokenizer's files"
+        ) from error
+
+
+def resolve_path(path: str, cache: Path | None = None) -> str:
+    """Return a model path, converting the embedded target on first use."""
+    if path == EMBEDDED_TARGET:
+        return str(embedded_target(cache))
+    if path.startswith("embedded:"):
+        raise InputError(f"pair.target.path={path}: the only embedded model is {EMBEDDED_TARGET}")
+    return path
+
+
+def load_target(
+    path: str, device: str = "auto", dtype: str = "auto", cache: Path | None = None
+) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
+    """Load a target and its tokenizer."""
+    device = resolve_device(device)
+    resolved = resolve_path(path, cache)
+    tokenizer = load_tokenizer(resolved, "target")
+    return _load(resolved, "target", resolve_dtype(dtype, device)).to(device), tokenizer
+
+
+def load_pair(
+    target: str,
+    mid: str,
+    name: str = "pair",
+    device: str = "auto",
+    dtype: str = "auto",
+    cache: Path | str | None = None,
+) -> Pair:
+    """Load a pair and check that both models speak the same tokens.
+
+    Parameters
+    ----------
+    target : str
+        Local folder or hub id of the target, or ``embedded:smollm2-135m-instruct``.
+    mid : str
+        Local folder or hub id of the mid drafter, or a folder written by ``stage=drafter``.
+    name : str
+        The pair's name in paths and tables.
+    device : str
+        ``auto``, ``cpu``, ``cuda``, ``cuda:1``, ``mps``.
+    dtype : str
+        ``auto``, ``float32``, ``bfloat16``, ``float16``, ``float64``.
+    cache : path, optional
+        Where the embedded target is converted to (default ``~/.cache/treegraft``).
+
+    Raises
+    ------
+    InputError
+        If a model cannot be loaded or the tokenizers differ; the message names the first token
+        that differs.
+    """
+    model, tokenizer = load_target(target, device, dtype, Path(cache) if cache else None)
+    vocabulary = None
+    if is_student(mid):
+        drafter, vocabulary = load_student(mid, model)
+        drafter = drafter.to(device=model.device, dtype=model.dtype)
+    else:
+        resolved = resolve_path(mid, Path(cache) if cache else None)
+        check_same_tokenizer(tokenizer, load_tokenizer(resolved, "mid"))
+        drafter = _load(resolved, "mid", model.dtype).to(model.device)
+    return Pair(
+        name=name,
+        target=model,
+        mid=drafter,
+        tokenizer=tokenizer,
+        vocabulary=vocabulary,
+        eos_token_ids=_eos(model, tokenizer),
+    )
+
+
+def _eos(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    value = getattr(model.generation_config, "eos_token_id", None)
+    if value is None:
+        value = tokenizer.eos_token_id
+    if value is None:
+        return ()
+    return tuple(value) if isinstance(value, (list, tuple)) else (int(value),)

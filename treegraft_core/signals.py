@@ -1,0 +1,114 @@
+"""State signals and the scheduler's input: design section 3."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from treegraft_core.drafting import DraftingConfig, mid_pool
+from treegraft_core.tree import DraftTree, FloatArray, IntArray
+
+SIGNALS = (
+    "depth_before",
+    "leaf_ratio_before",
+    "collapse_debt",
+    "pre_reselect_past_ratio",
+    "pre_reselect_overlap",
+    "pre_reselect_score",
+    "frontier_before",
+    "score_before",
+    "tree_nodes_before",
+    "pre_reselect_cands",
+)
+"""The ten candidate signals, in the order of the design's table."""
+
+PAPER_SIGNALS = SIGNALS[:6]
+"""The six that the paper kept."""
+
+
+def _finite_mean(values: FloatArray) -> float:
+    values = values[np.isfinite(values)]
+    return float(values.mean()) if len(values) else 0.0
+
+
+def signals(tree: DraftTree, frontier: IntArray, config: DraftingConfig) -> FloatArray:
+    """Return the ten signals before a step, float64, shape ``[10]``, in the order of `SIGNALS`.
+
+    Read from T_k, N_k and R_k, the best W of the pool that a mid step would have under the scores
+    as they stand; no model is called. Means and ratios over an empty set are 0.
+    """
+    pool = mid_pool(tree, frontier, config)
+    selected = tree.best(pool, config.width)
+    depth_n, depth_r = tree.depth[frontier], tree.depth[selected]
+    mean_n = float(depth_n.mean()) if len(frontier) else 0.0
+    mean_r = float(depth_r.mean()) if len(selected) else 0.0
+    depths = set(depth_n.tolist())
+    overlap = set(selected.tolist()) & set(frontier.tolist())
+    past = sum(d not in depths for d in depth_r.tolist())
+    return np.array(
+        [
+            mean_n,
+            float((tree.n_children[frontier] == 0).mean()) if len(frontier) else 0.0,
+            max(0.0, mean_n - mean_r),
+            past / len(selected) if len(selected) else 0.0,
+            len(overlap) / len(selected) if len(selected) else 0.0,
+            _finite_mean(tree.log_s[selected]),
+            float(len(frontier)),
+            _finite_mean(tree.log_s[frontier]),
+            float(len(tree)),
+            float(len(pool)),
+        ]
+    )
+
+
+def context_features(
+    prompt_tokens: int, target_ms: float, mid_ms: float, step: int, bits: Sequence[int], depth: int
+) -> FloatArray:
+    """Return the part of the scheduler's input that does not come from the tree.
+
+    Parameters
+    ----------
+    prompt_tokens : int
+        Tokens of the prompt.
+    target_ms, mid_ms : float
+        T_tgt and T_mid: mean verification pass and mean mid call, ms, from a warm-up.
+    step : int
+        k, from 1.
+    bits : sequence of int
+        τ_1 … τ_{k−1}.
+    depth : int
+        D.
+
+    Returns
+    -------
+    float64 array, shape ``[6 + D]``
+        log(1 + prompt tokens), T_tgt, T_mid, log(T_tgt / T_mid), k / D, calls so far / D, and D
+        bits, bit j = 1 if step j called the mid drafter.
+    """
+    taken = [float(b) for b in bits] + [0.0] * (depth - len(bits))
+    return np.array(
+        [
+            math.log1p(prompt_tokens),
+            target_ms,
+            mid_ms,
+            math.log(target_ms / mid_ms),
+            step / depth,
+            sum(bits) / depth,
+            *taken,
+        ]
+    )
+
+
+def context_names(depth: int) -> tuple[str, ...]:
+    """Return the names of :func:`context_features`, in order."""
+    return (
+        "log_prompt_tokens",
+        "target_ms",
+        "mid_ms",
+        "log_target_mid_ratio",
+        "step_fraction",
+        "calls_fraction",
+        *(f"bit_{j}" for j in range(1, depth + 1)),
+    )

@@ -1,0 +1,90 @@
+"""Lossless verification by the target: one pass with tree attention."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from treegraft_core.context import table_log_p
+from treegraft_core.models import CachedModel, tree_mask
+from treegraft_core.tree import DraftTree, IntArray
+
+
+@dataclass
+class Verdict:
+    """What the target accepted.
+
+    Attributes
+    ----------
+    path : list of int
+        Accepted nodes, top down; A is its length.
+    tokens : list of int
+        The accepted tokens and the bonus token: A + 1 tokens.
+    log_p : list of float
+        The target's log-probability of each of ``tokens`` from its top-W table, nats.
+    ranks : list of int
+        Place in the pruning order of each accepted node.
+    """
+
+    path: list[int]
+    tokens: list[int]
+    log_p: list[float]
+    ranks: list[int]
+
+
+def token_log_p(logits: Tensor, tokens: Sequence[int], width: int) -> list[float]:
+    """Return the top-W table's log p of ``tokens[i]`` under row i of ``logits`` ``[n, V]``."""
+    values, indices = logits.log_softmax(-1).topk(min(width, logits.shape[-1]), dim=-1)
+    return [
+        table_log_p(row, value, token)
+        for row, value, token in zip(indices.tolist(), values.tolist(), tokens, strict=True)
+    ]
+
+
+def verify_greedy(
+    target: CachedModel, tree: DraftTree, kept: IntArray, length: int, width: int
+) -> Verdict:
+    """Verify root + kept nodes greedily and keep the accepted path in the target's cache.
+
+    Parameters
+    ----------
+    target : CachedModel
+        Its cache holds the committed tokens but the root: ``length - 1`` of them.
+    tree, kept
+        The finished tree and the nodes that pruning kept, in its order.
+    length : int
+        Committed tokens, the root included.
+    width : int
+        W, entries of the top-W table.
+
+    Returns
+    -------
+    Verdict
+        Afterwards the cache holds the context, the root and the accepted nodes.
+    """
+    order = np.concatenate([[0], np.sort(kept)]).astype(np.int64)
+    place = {int(node): i for i, node in enumerate(order)}
+    start = target.length
+    ancestors = [
+        [start + place[a] for a in [0, *tree.path(int(n))[:-1]]] if n else [] for n in order
+    ]
+    visible = tree_mask(start, start, ancestors, len(order))
+    logits = target.run(tree.token[order], length - 1 + tree.depth[order], visible)
+    choice = logits.argmax(-1).tolist()
+    rank = {int(node): i for i, node in enumerate(kept)}
+    node, path, rows, tokens = 0, [], [0], []
+    while True:
+        token = int(choice[place[node]])
+        tokens.append(token)
+        node = tree.child(node, token)
+        if node not in place:
+            break
+        path.append(node)
+        rows.append(place[node])
+    log_p = token_log_p(logits[torch.tensor(rows, device=logits.device)], tokens, width)
+    target.keep(start + 1, [start + place[n] for n in path])
+    return Verdict(path, tokens, log_p, [rank[n] for n in path])
