@@ -188,10 +188,23 @@ def plan_jobs(
             replace(job, temperature=temperatures[(n + turn) % len(temperatures)])
             for n, job in enumerate(jobs)
         ]
-        round_.sort(key=lambda job: len(job.ids))
-        chunks = [round_[i : i + batch] for i in range(0, len(round_), batch)]
+        chunks = similar_length(round_, batch)
         plan += [chunks[i] for i in rng.permutation(len(chunks))]
     return plan
+
+
+def similar_length(jobs: Sequence[Job], batch: int) -> list[list[Job]]:
+    """Cut jobs, sorted by prompt length, into batches that waste little on padding."""
+    chunks: list[list[Job]] = []
+    for job in sorted(jobs, key=lambda job: len(job.ids)):
+        if (
+            not chunks
+            or len(chunks[-1]) == batch
+            or len(job.ids) > 1.5 * len(chunks[-1][0].ids) + 16
+        ):
+            chunks.append([])
+        chunks[-1].append(job)
+    return chunks
 
 
 def generate(

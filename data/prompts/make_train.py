@@ -8,6 +8,7 @@ remembers it, ``{=n*m+k}`` is a sum of products, and ``[a|b]`` picks one wording
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import re
@@ -128,8 +129,8 @@ a five-year-old, a high school student, a busy manager, my grandmother, a comple
 France, Japan, Brazil, Kenya, Canada, Egypt, India, Peru, Norway, Thailand, Mexico, Australia,
   Greece, Morocco, Poland, Vietnam, Chile, South Africa, Turkey, Portugal, Iceland, Argentina,
   Indonesia, Nigeria, Spain, Finland, Mongolia, New Zealand, Cuba, Ireland, Austria, Ethiopia,
-  Colombia, Nepal, Hungary, Jordan, Malaysia, Ghana, Denmark, Switzerland, Ukraine, Philippines,
-  Romania, Belgium, Uruguay, Pakistan, Saudi Arabia, Kazakhstan, Bolivia, Croatia
+  Colombia, Nepal, Hungary, Jordan, Malaysia, Ghana, Denmark, Luxembourg, Ukraine, the
+  Philippines, Romania, Belgium, Uruguay, Pakistan, Saudi Arabia, Kazakhstan, Bolivia, Croatia
 """),
     "month": words("""
 January, February, March, April, May, June, July, August, September, October, November, December
@@ -148,7 +149,7 @@ vegetable soup, pancakes, lentil curry, roast chicken, fried rice, banana bread,
 }
 
 _NUM = re.compile(r"^([a-z]+):(\d+)-(\d+)(?:\*(\d+))?$")
-_AN = re.compile(r"\b([Aa]) (?=[aeiouAEIOU])(?!uni|one|use|Euro|eu|ur|Uru|Ukr|uk)")
+_AN = re.compile(r"\b([Aa]) (?=[aeiouAEIOU])(?!uni|one|use|Euro|eu|Uru|Ukr|uku)")
 
 
 def _sum_of_products(expr: str, mem: dict[str, str]) -> str:
@@ -286,6 +287,39 @@ A water bill is ${a:8-20} for the first {b:10-20*5} cubic metres and ${c:2-4} fo
   after {t:2-6} years?
 A bag of rice weighs {n:5-25*5} kilograms. A restaurant uses {m:2-4} kilograms each day. How many
   bags must it order for the {d:28-31} days of {month}?
+{name1} and {name2} run a small business that makes {things1}. On {day1} they made {a:20-60}
+  {things1}, and on {day2} they made {k:2-4} times as many. They sold all of them at ${p:2-9} each
+  and paid ${c:30-90*10} for material. If they share the profit equally, how much does each of
+  them get?
+{name1} wants to buy a {thing1} for ${p:150-400*10} and a {thing2} for ${q:20-90*5}. {name1} earns
+  ${r:10-18*2} an hour as a {job1} and works {h:3-6} hours on each of {d:3-5} days a week. After
+  spending half of the pay on rent and food, how many weeks will it take to save enough?
+At the {town1} market, {things1} cost ${a:2-6} each and {things2} cost ${b:3-9} each. {name1}
+  bought {n:3-9} of the former and {m:2-8} of the latter and paid with two $100 notes. The seller
+  gave a discount of ${c:2-5} on the whole. How much change did {name1} get?
+There are {n:3-6} floors in a library in {town1}. Each floor has {s:12-30} shelves, and each shelf
+  holds {b:40-90*5} books. If {p:10-30*10}% of the books are on loan and another {k:30-150*10} are
+  being repaired, how many books are standing on the shelves?
+On {day1} {name1} drove from {town1} to {town2} at {v:40-70*10} miles per hour, which took {h:2-5}
+  hours. On the way back there was heavy traffic, and the average speed was only half of that. How
+  many hours did {name1} spend driving in total, and how many miles were driven?
+{name1} grows {a:20-80*4} pumpkins. A quarter of them are too small to be sold. Of the others,
+  {name1} gives {k:3-9} to {name2} and sells the rest at ${p:3-8} each. {name1} then uses
+  ${c:20-50*10} of the money to buy seeds. How much money remains?
+{name1}'s class of {n:20-32*2} pupils goes on a trip to {town1}. The bus costs ${b:120-360*20},
+  and a ticket for the museum is ${t:4-9} for each pupil. The school pays half of the bus, and a
+  bake sale has brought in ${s:40-100*10}. How much does each pupil have to pay if the rest is
+  shared equally?
+{name1}, {name2} and {name3} collect {things1}. {name1} has {a:12-40} of them. {name2} has {k:3-9}
+  more than {name1}, and {name3} has as many as {name1} and {name2} together. {name3} then sells a
+  third of the collection, rounded down. How many do the three have altogether at the end? Think
+  step by step.
+A {job1} in {town1} starts work at {h:6-9} a.m. and finishes at {g:3-6} p.m. with a lunch break of
+  {b:30-60*15} minutes. The pay is ${r:14-32*2} an hour, and the break is not paid. How much does
+  the {job1} earn in a week of five days?
+{name1} fills {n:4-12} jars with jam. Each jar takes {g:250-500*50} grams of fruit and
+  {s:100-250*50} grams of sugar. Fruit costs ${p:3-6} a kilogram and sugar costs ${q:1-2} a
+  kilogram. If a jar is sold for ${v:5-8}, what is the total profit?
 """)
 
 HAND_MATH = block("""
@@ -552,110 +586,756 @@ Spec = tuple[str, str, str, str, Callable[..., Any]]
 # names | parameter kinds | return type | descriptions | reference (used for the examples)
 # kinds: I ints, L words, s word, S sentence, n small int, k tiny int, D str-to-int dict, M rows
 SPECS: list[Spec] = [
-    ("sum_even|add_even_values", "I", "int", "Return the sum of the even numbers in {0}.|Add up all even elements of {0}.", lambda x: sum(v for v in x if v % 2 == 0)),
-    ("count_odd|number_of_odds", "I", "int", "Count how many odd numbers there are in {0}.", lambda x: sum(v % 2 for v in x)),
-    ("second_largest|runner_up", "I", "int", "Return the second largest distinct value in {0}.|Find the runner-up: the second biggest different number in {0}.", lambda x: sorted(set(x))[-2]),
-    ("running_total|cumulative_sum", "I", "list[int]", "Return a list whose i-th element is the sum of the first i + 1 elements of {0}.", lambda x: [sum(x[: i + 1]) for i in range(len(x))]),
-    ("max_gap|largest_step", "I", "int", "Return the largest absolute difference between neighbouring elements of {0}.", lambda x: max(abs(a - b) for a, b in zip(x, x[1:], strict=False))),
-    ("remove_duplicates|unique_in_order", "I", "list[int]", "Remove repeated values from {0}, keeping the first occurrence of each.|Return the distinct elements of {0} in their original order.", lambda x: list(dict.fromkeys(x))),
-    ("rotate_left|shift_left", "Ik", "list[int]", "Rotate {0} to the left by {1} positions.|Move the first {1} elements of {0} to its end.", lambda x, k: x[k:] + x[:k]),
-    ("every_nth|take_every", "Ik", "list[int]", "Return every {1}-th element of {0}, starting with the first one.", lambda x, k: x[::k]),
-    ("chunk_list|split_into_groups", "Ik", "list[list[int]]", "Split {0} into consecutive groups of size {1}. The last group may be shorter.", lambda x, k: [x[i : i + k] for i in range(0, len(x), k)]),
-    ("is_increasing|strictly_rising", "I", "bool", "Return True if each element of {0} is larger than the one before it, and False otherwise.", lambda x: all(a < b for a, b in zip(x, x[1:], strict=False))),
-    ("above_average|values_over_mean", "I", "list[int]", "Return the elements of {0} that are greater than the average of {0}.", lambda x: [v for v in x if v > sum(x) / len(x)]),
-    ("product_of_list|multiply_all", "I", "int", "Multiply all numbers in {0} together. The product of an empty list is 1.", lambda x: __import__("math").prod(x)),
-    ("pair_sums|neighbour_sums", "I", "list[int]", "Return the sums of all neighbouring pairs in {0}.", lambda x: [a + b for a, b in zip(x, x[1:], strict=False)]),
-    ("has_pair_with_sum|two_add_up_to", "In", "bool", "Check whether two different positions of {0} hold numbers that add up to {1}.", lambda x, n: any(x[i] + x[j] == n for i in range(len(x)) for j in range(i))),
-    ("index_of_max|where_is_the_peak", "I", "int", "Return the index of the largest element of {0}. If it occurs more than once, return the first index.", lambda x: x.index(max(x))),
-    ("clip_values|limit_to", "In", "list[int]", "Replace every element of {0} that is larger than {1} by {1}.", lambda x, n: [min(v, n) for v in x]),
-    ("count_greater|how_many_above", "In", "int", "Count the elements of {0} that are greater than {1}.", lambda x, n: sum(v > n for v in x)),
-    ("reverse_pairs|swap_neighbours", "I", "list[int]", "Swap the elements at positions 0 and 1, 2 and 3, and so on. A last element without a partner stays where it is.", lambda x: [v for i in range(0, len(x), 2) for v in x[i : i + 2][::-1]]),
-    ("alternating_sum|plus_minus", "I", "int", "Add the elements of {0} at even positions and subtract those at odd positions.", lambda x: sum(x[::2]) - sum(x[1::2])),
-    ("sort_by_last_digit|order_by_ones", "I", "list[int]", "Sort {0} by the last digit of each number. Numbers with the same last digit keep their order.", lambda x: sorted(x, key=lambda v: v % 10)),
-    ("longest_run|longest_streak", "I", "int", "Return the length of the longest run of strictly increasing neighbouring values in {0}.", lambda x: max(j - i for i in range(len(x)) for j in range(i + 1, len(x) + 1) if all(x[t] < x[t + 1] for t in range(i, j - 1)))),
-    ("best_profit|max_profit", "I", "int", "Each element of {0} is the price on one day. Return the best profit from buying on one day and selling on a later day, or 0.", lambda x: max([0] + [x[j] - x[i] for i in range(len(x)) for j in range(i + 1, len(x))])),
-    ("median_value|middle_of", "I", "float", "Return the median of {0} as a float.", lambda x: float(statistics.median(x))),
-    ("value_range|spread", "I", "int", "Return the difference between the largest and the smallest element of {0}.", lambda x: max(x) - min(x)),
-    ("prefix_maxima|records_so_far", "I", "list[int]", "Return a list of the largest value seen so far at each position of {0}.", lambda x: [max(x[: i + 1]) for i in range(len(x))]),
-    ("partition_parity|evens_before_odds", "I", "list[int]", "Reorder {0} so that all even numbers come before all odd numbers, keeping the order inside both groups.", lambda x: [v for v in x if v % 2 == 0] + [v for v in x if v % 2]),
-    ("squares_of_odds|square_odd_numbers", "I", "list[int]", "Return the squares of the odd numbers in {0}.", lambda x: [v * v for v in x if v % 2]),
-    ("local_peaks|find_peaks", "I", "list[int]", "Return the elements of {0} that are larger than both neighbours. The first and last element are never peaks.", lambda x: [b for a, b, c in zip(x, x[1:], x[2:], strict=False) if a < b > c]),
-    ("interleave|merge_alternately", "II", "list[int]", "Interleave {0} and {1}, starting with {0}. Stop when the shorter list is used up.", lambda a, b: [v for p in zip(a, b, strict=False) for v in p]),
-    ("common_elements|shared_values", "II", "list[int]", "Return the sorted list of the distinct values found both in {0} and in {1}.", lambda a, b: sorted(set(a) & set(b))),
-    ("dot_product|weighted_sum", "II", "int", "Return the sum of the products of the matching elements of {0} and {1}. Ignore elements without a partner.", lambda a, b: sum(p * q for p, q in zip(a, b, strict=False))),
-    ("only_in_first|list_difference", "II", "list[int]", "Return the elements of {0} that do not appear in {1}.", lambda a, b: [v for v in a if v not in b]),
-    ("merge_sorted|combine_sorted", "II", "list[int]", "Return one sorted list that holds all elements of {0} and {1}.", lambda a, b: sorted(a + b)),
-    ("count_vowels|vowel_count", "S", "int", "Count the vowels (a, e, i, o, u) in {0}, ignoring case.", lambda s: sum(c in "aeiou" for c in s.lower())),
-    ("reverse_words|words_backwards", "S", "str", "Reverse the order of the words in {0}.", lambda s: " ".join(s.split()[::-1])),
-    ("flip_each_word|mirror_words", "S", "str", "Reverse the letters of each word in {0} but keep the order of the words.", lambda s: " ".join(w[::-1] for w in s.split())),
-    ("longest_word|find_longest", "S", "str", "Return the longest word in {0}. If there is a tie, return the first of them.", lambda s: max(s.split(), key=len)),
-    ("title_case|capitalize_words", "S", "str", "Capitalize the first letter of every word in {0}.", lambda s: s.title()),
-    ("make_acronym|initials", "S", "str", "Return the upper-case initials of the words in {0}, joined together.", lambda s: "".join(w[0] for w in s.split()).upper()),
-    ("word_lengths|measure_words", "S", "list[int]", "Return the lengths of the words in {0}, in order.", lambda s: [len(w) for w in s.split()]),
-    ("count_words_with|words_containing", "Sc", "int", "Count the words in {0} that contain the character {1}.", lambda s, c: sum(c in w for w in s.split())),
-    ("remove_vowels|drop_vowels", "S", "str", "Return {0} without its vowels.", lambda s: "".join(c for c in s if c not in "aeiouAEIOU")),
-    ("letter_counts|count_letters", "s", "dict[str, int]", "Return a dictionary that maps each letter of {0} to the number of times it occurs.", lambda s: dict(Counter(s))),
-    ("is_palindrome|reads_the_same", "s", "bool", "Return True if {0} reads the same forwards and backwards.", lambda s: s == s[::-1]),
-    ("caesar_shift|shift_letters", "sk", "str", "Shift each lower-case letter of {0} forward by {1} places in the alphabet, going from z back to a.", lambda s, k: "".join(chr((ord(c) - 97 + k) % 26 + 97) for c in s)),
-    ("run_length_encode|compress", "s", "str", "Replace each run of equal characters in {0} by the character and the length of the run.", lambda s: re.sub(r"(.)\1*", lambda m: m[1] + str(len(m[0])), s)),
-    ("first_unique|first_single_letter", "s", "str", "Return the first character of {0} that occurs only once, or an empty string if there is none.", lambda s: next((c for c in s if s.count(c) == 1), "")),
-    ("to_snake|spaces_to_underscores", "S", "str", "Turn {0} into lower case and replace the spaces by underscores.", lambda s: s.lower().replace(" ", "_")),
-    ("to_camel|camel_case", "S", "str", "Turn the words of {0} into one camelCase identifier.", lambda s: s.split()[0].lower() + "".join(w.title() for w in s.split()[1:])),
-    ("double_letters|repeat_chars", "sk", "str", "Repeat each character of {0} {1} times.", lambda s, k: "".join(c * k for c in s)),
-    ("sort_letters|alphabetize", "s", "str", "Return the letters of {0} in alphabetical order.", lambda s: "".join(sorted(s))),
-    ("are_anagrams|same_letters", "ss", "bool", "Return True if {0} and {1} consist of the same letters in a possibly different order.", lambda a, b: sorted(a) == sorted(b)),
-    ("common_prefix|shared_start", "ss", "str", "Return the longest string with which both {0} and {1} start.", lambda a, b: __import__("os").path.commonprefix([a, b])),
-    ("hamming|count_differences", "ss", "int", "Count the positions at which {0} and {1} differ, up to the length of the shorter string.", lambda a, b: sum(p != q for p, q in zip(a, b, strict=False))),
-    ("mask_text|hide_all_but", "sk", "str", "Replace all characters of {0} except the last {1} by '*'.", lambda s, k: "*" * max(0, len(s) - k) + s[-k:]),
-    ("middle_char|centre_of_word", "s", "str", "Return the middle character of {0}, or the middle two if its length is even.", lambda s: s[(len(s) - 1) // 2 : len(s) // 2 + 1]),
-    ("swap_case_ends|capitalize_ends", "s", "str", "Return {0} with its first and last letter in upper case.", lambda s: s[0].upper() + s[1:-1] + s[-1].upper()),
-    ("count_substring|occurrences", "ss", "int", "Count how often the first letter of {1} occurs in {0}.", lambda a, b: a.count(b[0])),
-    ("longest_string|pick_longest", "L", "str", "Return the longest string in {0}. If several have the same length, return the first.", lambda x: max(x, key=len)),
-    ("filter_by_length|words_longer_than", "Lk", "list[str]", "Return the strings of {0} that are longer than {1} characters.", lambda x, k: [w for w in x if len(w) > k]),
-    ("group_by_first|index_by_initial", "L", "dict[str, list[str]]", "Group the strings in {0} by their first letter. Return a dictionary of lists.", lambda x: {c: [w for w in x if w[0] == c] for c in dict.fromkeys(w[0] for w in x)}),
-    ("join_with_and|readable_list", "L", "str", "Join the strings in {0} with commas, and with ' and ' before the last one.", lambda x: ", ".join(x[:-1]) + " and " + x[-1]),
-    ("sort_by_length|shortest_first", "L", "list[str]", "Sort {0} by length, and alphabetically among strings of equal length.", lambda x: sorted(x, key=lambda w: (len(w), w))),
-    ("lengths_map|word_sizes", "L", "dict[str, int]", "Return a dictionary from each string in {0} to its length.", lambda x: {w: len(w) for w in x}),
-    ("total_letters|combined_length", "L", "int", "Return the total number of characters in all strings of {0}.", lambda x: sum(map(len, x))),
-    ("ends_with_vowel|vowel_endings", "L", "list[str]", "Return the strings in {0} whose last letter is a vowel.", lambda x: [w for w in x if w[-1] in "aeiou"]),
-    ("concat_initials|first_letters", "L", "str", "Concatenate the first letters of the strings in {0}.", lambda x: "".join(w[0] for w in x)),
-    ("number_lines|enumerate_items", "L", "list[str]", "Return the strings of {0}, each with its number (from 1), a dot and a space in front.", lambda x: [f"{i}. {w}" for i, w in enumerate(x, 1)]),
-    ("pad_strings|make_equal_length", "L", "list[str]", "Pad all strings in {0} with dots on the right so that they are as long as the longest.", lambda x: [w.ljust(max(map(len, x)), ".") for w in x]),
-    ("is_prime|check_prime", "n", "bool", "Return True if {0} is a prime number.", lambda n: n > 1 and all(n % d for d in range(2, n))),
-    ("primes_up_to|list_primes", "n", "list[int]", "Return all prime numbers that are not greater than {0}.", lambda n: [p for p in range(2, n + 1) if all(p % d for d in range(2, p))]),
-    ("digit_sum|add_digits", "N", "int", "Return the sum of the decimal digits of {0}.", lambda n: sum(map(int, str(n)))),
-    ("reverse_digits|backwards_number", "N", "int", "Return the number whose decimal digits are those of {0} in reverse order.", lambda n: int(str(n)[::-1])),
-    ("digital_root|repeated_digit_sum", "N", "int", "Sum the digits of {0} again and again until a single digit is left, and return it.", lambda n: (n - 1) % 9 + 1),
-    ("to_binary|binary_string", "n", "str", "Return the binary representation of {0} as a string without any prefix.", lambda n: f"{n:b}"),
-    ("count_ones|set_bits", "N", "int", "Count the ones in the binary representation of {0}.", lambda n: f"{n:b}".count("1")),
-    ("divisors|list_factors", "n", "list[int]", "Return all positive divisors of {0} in increasing order.", lambda n: [d for d in range(1, n + 1) if n % d == 0]),
-    ("fibonacci_list|first_fibonacci", "k", "list[int]", "Return the first {0} Fibonacci numbers, starting with 0 and 1.", lambda k: [0, 1, 1, 2, 3, 5, 8, 13][:k]),
-    ("factorial|product_up_to", "k", "int", "Return the product of all whole numbers from 1 to {0}.", lambda k: __import__("math").factorial(k)),
-    ("collatz_steps|steps_to_one", "n", "int", "Halve {0} if it is even; otherwise triple it and add one. Return how many steps it takes to reach 1.", lambda n: _collatz(n)),
-    ("gcd|greatest_common_divisor", "nn", "int", "Return the greatest common divisor of {0} and {1}.", lambda a, b: __import__("math").gcd(a, b)),
-    ("lcm|least_common_multiple", "nn", "int", "Return the least common multiple of {0} and {1}.", lambda a, b: __import__("math").lcm(a, b)),
-    ("multiples_below|list_multiples", "kn", "list[int]", "Return all positive multiples of {0} that are smaller than {1}.", lambda k, n: list(range(k, n, k))),
-    ("is_leap_year|has_leap_day", "y", "bool", "Return True if the year {0} is a leap year in the Gregorian calendar.", lambda y: y % 4 == 0 and (y % 100 != 0 or y % 400 == 0)),
-    ("century_of|year_to_century", "y", "int", "Return the century to which the year {0} belongs.", lambda y: (y + 99) // 100),
-    ("format_minutes|as_clock", "N", "str", "Turn {0} minutes after midnight into a string 'HH:MM' on a 24-hour clock, starting again after a day.", lambda n: f"{n // 60 % 24:02d}:{n % 60:02d}"),
-    ("seconds_to_text|describe_seconds", "N", "str", "Write {0} seconds in the form '<minutes>m <seconds>s'.", lambda n: f"{n // 60}m {n % 60}s"),
-    ("celsius_to_fahrenheit|to_fahrenheit", "n", "float", "Convert {0} degrees Celsius to Fahrenheit, rounded to one decimal.", lambda n: round(n * 9 / 5 + 32, 1)),
-    ("fizz_list|fizz_buzz", "n", "list[str]", "List the numbers from 1 to {0} as strings, with 'Fizz' for multiples of 3, 'Buzz' for multiples of 5 and 'FizzBuzz' for both.", lambda n: ["Fizz" * (i % 3 == 0) + "Buzz" * (i % 5 == 0) or str(i) for i in range(1, n + 1)]),
-    ("triangle_rows|stars", "k", "list[str]", "Return {0} strings that form a triangle of '*': the i-th string has i stars.", lambda k: ["*" * i for i in range(1, k + 1)]),
-    ("key_of_max|top_entry", "D", "str", "Return the key of {0} that has the largest value.|Return the name with the highest score in {0}.", lambda d: max(d, key=d.__getitem__)),
-    ("invert_dict|swap_keys_values", "D", "dict[int, str]", "Return a dictionary in which the keys and values of {0} have changed places.", lambda d: {v: k for k, v in d.items()}),
-    ("filter_dict|entries_at_least", "Dn", "dict[str, int]", "Keep only the entries of {0} whose value is at least {1}.", lambda d, n: {k: v for k, v in d.items() if v >= n}),
-    ("merge_counts|add_dicts", "DD", "dict[str, int]", "Merge {0} and {1}. For keys found in both, add the values.", lambda a, b: {k: a.get(k, 0) + b.get(k, 0) for k in {**a, **b}}),
-    ("sorted_by_value|ranking", "D", "list[str]", "Return the keys of {0}, sorted from the smallest value to the largest.", lambda d: sorted(d, key=d.__getitem__)),
-    ("average_value|mean_of_values", "D", "float", "Return the average of the values of {0}, rounded to two decimals.", lambda d: round(sum(d.values()) / len(d), 2)),
-    ("total_stock|sum_of_values", "D", "int", "Return the sum of all values in {0}.", lambda d: sum(d.values())),
-    ("transpose|rows_to_columns", "M", "list[list[int]]", "Return the transpose of the matrix {0}.", lambda m: [list(r) for r in zip(*m, strict=False)]),
-    ("row_sums|sum_each_row", "M", "list[int]", "Return the sum of each row of {0}.", lambda m: [sum(r) for r in m]),
-    ("flatten|to_flat_list", "M", "list[int]", "Put all elements of the nested list {0} into one flat list.", lambda m: [v for r in m for v in r]),
-    ("diagonal_sum|trace", "M", "int", "Return the sum of the main diagonal of the matrix {0}.", lambda m: sum(r[i] for i, r in enumerate(m) if i < len(r))),
-    ("matrix_max|largest_in_grid", "M", "int", "Return the largest number in the grid {0}.", lambda m: max(v for r in m for v in r)),
-    ("column|get_column", "M", "list[int]", "Return the first column of the matrix {0}.", lambda m: [r[0] for r in m]),
-    ("rotate_grid|turn_clockwise", "M", "list[list[int]]", "Return the grid {0} turned by 90 degrees clockwise.", lambda m: [list(r) for r in zip(*m[::-1], strict=False)]),
+    (
+        "sum_even|add_even_values",
+        "I",
+        "int",
+        "Return the sum of the even numbers in {0}.|Add up all even elements of {0}.",
+        lambda x: sum(v for v in x if v % 2 == 0),
+    ),
+    (
+        "count_odd|number_of_odds",
+        "I",
+        "int",
+        "Count how many odd numbers there are in {0}.",
+        lambda x: sum(v % 2 for v in x),
+    ),
+    (
+        "second_largest|runner_up",
+        "I",
+        "int",
+        "Return the second largest distinct value in {0}.|Find the runner-up: the second "
+        "biggest different number in {0}.",
+        lambda x: sorted(set(x))[-2],
+    ),
+    (
+        "running_total|cumulative_sum",
+        "I",
+        "list[int]",
+        "Return a list whose i-th element is the sum of the first i + 1 elements of {0}.",
+        lambda x: [sum(x[: i + 1]) for i in range(len(x))],
+    ),
+    (
+        "max_gap|largest_step",
+        "I",
+        "int",
+        "Return the largest absolute difference between neighbouring elements of {0}.",
+        lambda x: max(abs(a - b) for a, b in itertools.pairwise(x)),
+    ),
+    (
+        "remove_duplicates|unique_in_order",
+        "I",
+        "list[int]",
+        "Remove repeated values from {0}, keeping the first occurrence of each.|Return the "
+        "distinct elements of {0} in their original order.",
+        lambda x: list(dict.fromkeys(x)),
+    ),
+    (
+        "rotate_left|shift_left",
+        "Ik",
+        "list[int]",
+        "Rotate {0} to the left by {1} positions.|Move the first {1} elements of {0} to its end.",
+        lambda x, k: x[k:] + x[:k],
+    ),
+    (
+        "every_nth|take_every",
+        "Ik",
+        "list[int]",
+        "Return every {1}-th element of {0}, starting with the first one.",
+        lambda x, k: x[::k],
+    ),
+    (
+        "chunk_list|split_into_groups",
+        "Ik",
+        "list[list[int]]",
+        "Split {0} into consecutive groups of size {1}. The last group may be shorter.",
+        lambda x, k: [x[i : i + k] for i in range(0, len(x), k)],
+    ),
+    (
+        "is_increasing|strictly_rising",
+        "I",
+        "bool",
+        "Return True if each element of {0} is larger than the one before it, and False otherwise.",
+        lambda x: all(a < b for a, b in itertools.pairwise(x)),
+    ),
+    (
+        "above_average|values_over_mean",
+        "I",
+        "list[int]",
+        "Return the elements of {0} that are greater than the average of {0}.",
+        lambda x: [v for v in x if v > sum(x) / len(x)],
+    ),
+    (
+        "product_of_list|multiply_all",
+        "I",
+        "int",
+        "Multiply all numbers in {0} together. The product of an empty list is 1.",
+        lambda x: __import__("math").prod(x),
+    ),
+    (
+        "pair_sums|neighbour_sums",
+        "I",
+        "list[int]",
+        "Return the sums of all neighbouring pairs in {0}.",
+        lambda x: [a + b for a, b in itertools.pairwise(x)],
+    ),
+    (
+        "has_pair_with_sum|two_add_up_to",
+        "In",
+        "bool",
+        "Check whether two different positions of {0} hold numbers that add up to {1}.",
+        lambda x, n: any(x[i] + x[j] == n for i in range(len(x)) for j in range(i)),
+    ),
+    (
+        "index_of_max|where_is_the_peak",
+        "I",
+        "int",
+        "Return the index of the largest element of {0}. If it occurs more than once, return "
+        "the first index.",
+        lambda x: x.index(max(x)),
+    ),
+    (
+        "clip_values|limit_to",
+        "In",
+        "list[int]",
+        "Replace every element of {0} that is larger than {1} by {1}.",
+        lambda x, n: [min(v, n) for v in x],
+    ),
+    (
+        "count_greater|how_many_above",
+        "In",
+        "int",
+        "Count the elements of {0} that are greater than {1}.",
+        lambda x, n: sum(v > n for v in x),
+    ),
+    (
+        "reverse_pairs|swap_neighbours",
+        "I",
+        "list[int]",
+        "Swap the elements at positions 0 and 1, 2 and 3, and so on. A last element without a"
+        " partner stays where it is.",
+        lambda x: [v for i in range(0, len(x), 2) for v in x[i : i + 2][::-1]],
+    ),
+    (
+        "alternating_sum|plus_minus",
+        "I",
+        "int",
+        "Add the elements of {0} at even positions and subtract those at odd positions.",
+        lambda x: sum(x[::2]) - sum(x[1::2]),
+    ),
+    (
+        "sort_by_last_digit|order_by_ones",
+        "I",
+        "list[int]",
+        "Sort {0} by the last digit of each number. Numbers with the same last digit keep "
+        "their order.",
+        lambda x: sorted(x, key=lambda v: v % 10),
+    ),
+    (
+        "longest_run|longest_streak",
+        "I",
+        "int",
+        "Return the length of the longest run of strictly increasing neighbouring values in {0}.",
+        lambda x: max(
+            j - i
+            for i in range(len(x))
+            for j in range(i + 1, len(x) + 1)
+            if all(x[t] < x[t + 1] for t in range(i, j - 1))
+        ),
+    ),
+    (
+        "best_profit|max_profit",
+        "I",
+        "int",
+        "Each element of {0} is the price on one day. Return the best profit from buying on "
+        "one day and selling on a later day, or 0.",
+        lambda x: max([0] + [x[j] - x[i] for i in range(len(x)) for j in range(i + 1, len(x))]),
+    ),
+    (
+        "median_value|middle_of",
+        "I",
+        "float",
+        "Return the median of {0} as a float.",
+        lambda x: float(statistics.median(x)),
+    ),
+    (
+        "value_range|spread",
+        "I",
+        "int",
+        "Return the difference between the largest and the smallest element of {0}.",
+        lambda x: max(x) - min(x),
+    ),
+    (
+        "prefix_maxima|records_so_far",
+        "I",
+        "list[int]",
+        "Return a list of the largest value seen so far at each position of {0}.",
+        lambda x: [max(x[: i + 1]) for i in range(len(x))],
+    ),
+    (
+        "partition_parity|evens_before_odds",
+        "I",
+        "list[int]",
+        "Reorder {0} so that all even numbers come before all odd numbers, keeping the order "
+        "inside both groups.",
+        lambda x: [v for v in x if v % 2 == 0] + [v for v in x if v % 2],
+    ),
+    (
+        "squares_of_odds|square_odd_numbers",
+        "I",
+        "list[int]",
+        "Return the squares of the odd numbers in {0}.",
+        lambda x: [v * v for v in x if v % 2],
+    ),
+    (
+        "local_peaks|find_peaks",
+        "I",
+        "list[int]",
+        "Return the elements of {0} that are larger than both neighbours. The first and last "
+        "element are never peaks.",
+        lambda x: [b for a, b, c in zip(x, x[1:], x[2:], strict=False) if a < b > c],
+    ),
+    (
+        "interleave|merge_alternately",
+        "II",
+        "list[int]",
+        "Interleave {0} and {1}, starting with {0}. Stop when the shorter list is used up.",
+        lambda a, b: [v for p in zip(a, b, strict=False) for v in p],
+    ),
+    (
+        "common_elements|shared_values",
+        "II",
+        "list[int]",
+        "Return the sorted list of the distinct values found both in {0} and in {1}.",
+        lambda a, b: sorted(set(a) & set(b)),
+    ),
+    (
+        "dot_product|weighted_sum",
+        "II",
+        "int",
+        "Return the sum of the products of the matching elements of {0} and {1}. Ignore "
+        "elements without a partner.",
+        lambda a, b: sum(p * q for p, q in zip(a, b, strict=False)),
+    ),
+    (
+        "only_in_first|list_difference",
+        "II",
+        "list[int]",
+        "Return the elements of {0} that do not appear in {1}.",
+        lambda a, b: [v for v in a if v not in b],
+    ),
+    (
+        "merge_sorted|combine_sorted",
+        "II",
+        "list[int]",
+        "Return one sorted list that holds all elements of {0} and {1}.",
+        lambda a, b: sorted(a + b),
+    ),
+    (
+        "count_vowels|vowel_count",
+        "S",
+        "int",
+        "Count the vowels (a, e, i, o, u) in {0}, ignoring case.",
+        lambda s: sum(c in "aeiou" for c in s.lower()),
+    ),
+    (
+        "reverse_words|words_backwards",
+        "S",
+        "str",
+        "Reverse the order of the words in {0}.",
+        lambda s: " ".join(s.split()[::-1]),
+    ),
+    (
+        "flip_each_word|mirror_words",
+        "S",
+        "str",
+        "Reverse the letters of each word in {0} but keep the order of the words.",
+        lambda s: " ".join(w[::-1] for w in s.split()),
+    ),
+    (
+        "longest_word|find_longest",
+        "S",
+        "str",
+        "Return the longest word in {0}. If there is a tie, return the first of them.",
+        lambda s: max(s.split(), key=len),
+    ),
+    (
+        "title_case|capitalize_words",
+        "S",
+        "str",
+        "Capitalize the first letter of every word in {0}.",
+        lambda s: s.title(),
+    ),
+    (
+        "make_acronym|initials",
+        "S",
+        "str",
+        "Return the upper-case initials of the words in {0}, joined together.",
+        lambda s: "".join(w[0] for w in s.split()).upper(),
+    ),
+    (
+        "word_lengths|measure_words",
+        "S",
+        "list[int]",
+        "Return the lengths of the words in {0}, in order.",
+        lambda s: [len(w) for w in s.split()],
+    ),
+    (
+        "count_words_with|words_containing",
+        "Sc",
+        "int",
+        "Count the words in {0} that contain the character {1}.",
+        lambda s, c: sum(c in w for w in s.split()),
+    ),
+    (
+        "remove_vowels|drop_vowels",
+        "S",
+        "str",
+        "Return {0} without its vowels.",
+        lambda s: "".join(c for c in s if c not in "aeiouAEIOU"),
+    ),
+    (
+        "letter_counts|count_letters",
+        "s",
+        "dict[str, int]",
+        "Return a dictionary that maps each letter of {0} to the number of times it occurs.",
+        lambda s: dict(Counter(s)),
+    ),
+    (
+        "is_palindrome|reads_the_same",
+        "s",
+        "bool",
+        "Return True if {0} reads the same forwards and backwards.",
+        lambda s: s == s[::-1],
+    ),
+    (
+        "caesar_shift|shift_letters",
+        "sk",
+        "str",
+        "Shift each lower-case letter of {0} forward by {1} places in the alphabet, going "
+        "from z back to a.",
+        lambda s, k: "".join(chr((ord(c) - 97 + k) % 26 + 97) for c in s),
+    ),
+    (
+        "run_length_encode|compress",
+        "s",
+        "str",
+        "Replace each run of equal characters in {0} by the character and the length of the run.",
+        lambda s: re.sub(r"(.)\1*", lambda m: m[1] + str(len(m[0])), s),
+    ),
+    (
+        "first_unique|first_single_letter",
+        "s",
+        "str",
+        "Return the first character of {0} that occurs only once, or an empty string if there"
+        " is none.",
+        lambda s: next((c for c in s if s.count(c) == 1), ""),
+    ),
+    (
+        "to_snake|spaces_to_underscores",
+        "S",
+        "str",
+        "Turn {0} into lower case and replace the spaces by underscores.",
+        lambda s: s.lower().replace(" ", "_"),
+    ),
+    (
+        "to_camel|camel_case",
+        "S",
+        "str",
+        "Turn the words of {0} into one camelCase identifier.",
+        lambda s: s.split()[0].lower() + "".join(w.title() for w in s.split()[1:]),
+    ),
+    (
+        "double_letters|repeat_chars",
+        "sk",
+        "str",
+        "Repeat each character of {0} {1} times.",
+        lambda s, k: "".join(c * k for c in s),
+    ),
+    (
+        "sort_letters|alphabetize",
+        "s",
+        "str",
+        "Return the letters of {0} in alphabetical order.",
+        lambda s: "".join(sorted(s)),
+    ),
+    (
+        "are_anagrams|same_letters",
+        "ss",
+        "bool",
+        "Return True if {0} and {1} consist of the same letters in a possibly different order.",
+        lambda a, b: sorted(a) == sorted(b),
+    ),
+    (
+        "common_prefix|shared_start",
+        "ss",
+        "str",
+        "Return the longest string with which both {0} and {1} start.",
+        lambda a, b: __import__("os").path.commonprefix([a, b]),
+    ),
+    (
+        "hamming|count_differences",
+        "ss",
+        "int",
+        "Count the positions at which {0} and {1} differ, up to the length of the shorter string.",
+        lambda a, b: sum(p != q for p, q in zip(a, b, strict=False)),
+    ),
+    (
+        "mask_text|hide_all_but",
+        "sk",
+        "str",
+        "Replace all characters of {0} except the last {1} by '*'.",
+        lambda s, k: "*" * max(0, len(s) - k) + s[-k:],
+    ),
+    (
+        "middle_char|centre_of_word",
+        "s",
+        "str",
+        "Return the middle character of {0}, or the middle two if its length is even.",
+        lambda s: s[(len(s) - 1) // 2 : len(s) // 2 + 1],
+    ),
+    (
+        "swap_case_ends|capitalize_ends",
+        "s",
+        "str",
+        "Return {0} with its first and last letter in upper case.",
+        lambda s: s[0].upper() + s[1:-1] + s[-1].upper(),
+    ),
+    (
+        "count_substring|occurrences",
+        "ss",
+        "int",
+        "Count how often the first letter of {1} occurs in {0}.",
+        lambda a, b: a.count(b[0]),
+    ),
+    (
+        "longest_string|pick_longest",
+        "L",
+        "str",
+        "Return the longest string in {0}. If several have the same length, return the first.",
+        lambda x: max(x, key=len),
+    ),
+    (
+        "filter_by_length|words_longer_than",
+        "Lk",
+        "list[str]",
+        "Return the strings of {0} that are longer than {1} characters.",
+        lambda x, k: [w for w in x if len(w) > k],
+    ),
+    (
+        "group_by_first|index_by_initial",
+        "L",
+        "dict[str, list[str]]",
+        "Group the strings in {0} by their first letter. Return a dictionary of lists.",
+        lambda x: {c: [w for w in x if w[0] == c] for c in dict.fromkeys(w[0] for w in x)},
+    ),
+    (
+        "join_with_and|readable_list",
+        "L",
+        "str",
+        "Join the strings in {0} with commas, and with ' and ' before the last one.",
+        lambda x: ", ".join(x[:-1]) + " and " + x[-1],
+    ),
+    (
+        "sort_by_length|shortest_first",
+        "L",
+        "list[str]",
+        "Sort {0} by length, and alphabetically among strings of equal length.",
+        lambda x: sorted(x, key=lambda w: (len(w), w)),
+    ),
+    (
+        "lengths_map|word_sizes",
+        "L",
+        "dict[str, int]",
+        "Return a dictionary from each string in {0} to its length.",
+        lambda x: {w: len(w) for w in x},
+    ),
+    (
+        "total_letters|combined_length",
+        "L",
+        "int",
+        "Return the total number of characters in all strings of {0}.",
+        lambda x: sum(map(len, x)),
+    ),
+    (
+        "ends_with_vowel|vowel_endings",
+        "L",
+        "list[str]",
+        "Return the strings in {0} whose last letter is a vowel.",
+        lambda x: [w for w in x if w[-1] in "aeiou"],
+    ),
+    (
+        "concat_initials|first_letters",
+        "L",
+        "str",
+        "Concatenate the first letters of the strings in {0}.",
+        lambda x: "".join(w[0] for w in x),
+    ),
+    (
+        "number_lines|enumerate_items",
+        "L",
+        "list[str]",
+        "Return the strings of {0}, each with its number (from 1), a dot and a space in front.",
+        lambda x: [f"{i}. {w}" for i, w in enumerate(x, 1)],
+    ),
+    (
+        "pad_strings|make_equal_length",
+        "L",
+        "list[str]",
+        "Pad all strings in {0} with dots on the right so that they are as long as the longest.",
+        lambda x: [w.ljust(max(map(len, x)), ".") for w in x],
+    ),
+    (
+        "is_prime|check_prime",
+        "n",
+        "bool",
+        "Return True if {0} is a prime number.",
+        lambda n: n > 1 and all(n % d for d in range(2, n)),
+    ),
+    (
+        "primes_up_to|list_primes",
+        "n",
+        "list[int]",
+        "Return all prime numbers that are not greater than {0}.",
+        lambda n: [p for p in range(2, n + 1) if all(p % d for d in range(2, p))],
+    ),
+    (
+        "digit_sum|add_digits",
+        "N",
+        "int",
+        "Return the sum of the decimal digits of {0}.",
+        lambda n: sum(map(int, str(n))),
+    ),
+    (
+        "reverse_digits|backwards_number",
+        "N",
+        "int",
+        "Return the number whose decimal digits are those of {0} in reverse order.",
+        lambda n: int(str(n)[::-1]),
+    ),
+    (
+        "digital_root|repeated_digit_sum",
+        "N",
+        "int",
+        "Sum the digits of {0} again and again until a single digit is left, and return it.",
+        lambda n: (n - 1) % 9 + 1,
+    ),
+    (
+        "to_binary|binary_string",
+        "n",
+        "str",
+        "Return the binary representation of {0} as a string without any prefix.",
+        lambda n: f"{n:b}",
+    ),
+    (
+        "count_ones|set_bits",
+        "N",
+        "int",
+        "Count the ones in the binary representation of {0}.",
+        lambda n: f"{n:b}".count("1"),
+    ),
+    (
+        "divisors|list_factors",
+        "n",
+        "list[int]",
+        "Return all positive divisors of {0} in increasing order.",
+        lambda n: [d for d in range(1, n + 1) if n % d == 0],
+    ),
+    (
+        "fibonacci_list|first_fibonacci",
+        "k",
+        "list[int]",
+        "Return the first {0} Fibonacci numbers, starting with 0 and 1.",
+        lambda k: [0, 1, 1, 2, 3, 5, 8, 13][:k],
+    ),
+    (
+        "factorial|product_up_to",
+        "k",
+        "int",
+        "Return the product of all whole numbers from 1 to {0}.",
+        lambda k: __import__("math").factorial(k),
+    ),
+    (
+        "collatz_steps|steps_to_one",
+        "n",
+        "int",
+        "Halve {0} if it is even; otherwise triple it and add one. Return how many steps it "
+        "takes to reach 1.",
+        lambda n: _collatz(n),
+    ),
+    (
+        "gcd|greatest_common_divisor",
+        "nn",
+        "int",
+        "Return the greatest common divisor of {0} and {1}.",
+        lambda a, b: __import__("math").gcd(a, b),
+    ),
+    (
+        "lcm|least_common_multiple",
+        "nn",
+        "int",
+        "Return the least common multiple of {0} and {1}.",
+        lambda a, b: __import__("math").lcm(a, b),
+    ),
+    (
+        "multiples_below|list_multiples",
+        "kn",
+        "list[int]",
+        "Return all positive multiples of {0} that are smaller than {1}.",
+        lambda k, n: list(range(k, n, k)),
+    ),
+    (
+        "is_leap_year|has_leap_day",
+        "y",
+        "bool",
+        "Return True if the year {0} is a leap year in the Gregorian calendar.",
+        lambda y: y % 4 == 0 and (y % 100 != 0 or y % 400 == 0),
+    ),
+    (
+        "century_of|year_to_century",
+        "y",
+        "int",
+        "Return the century to which the year {0} belongs.",
+        lambda y: (y + 99) // 100,
+    ),
+    (
+        "format_minutes|as_clock",
+        "N",
+        "str",
+        "Turn {0} minutes after midnight into a string 'HH:MM' on a 24-hour clock, starting "
+        "again after a day.",
+        lambda n: f"{n // 60 % 24:02d}:{n % 60:02d}",
+    ),
+    (
+        "seconds_to_text|describe_seconds",
+        "N",
+        "str",
+        "Write {0} seconds in the form '<minutes>m <seconds>s'.",
+        lambda n: f"{n // 60}m {n % 60}s",
+    ),
+    (
+        "celsius_to_fahrenheit|to_fahrenheit",
+        "n",
+        "float",
+        "Convert {0} degrees Celsius to Fahrenheit, rounded to one decimal.",
+        lambda n: round(n * 9 / 5 + 32, 1),
+    ),
+    (
+        "fizz_list|fizz_buzz",
+        "n",
+        "list[str]",
+        "List the numbers from 1 to {0} as strings, with 'Fizz' for multiples of 3, 'Buzz' "
+        "for multiples of 5 and 'FizzBuzz' for both.",
+        lambda n: [
+            "Fizz" * (i % 3 == 0) + "Buzz" * (i % 5 == 0) or str(i) for i in range(1, n + 1)
+        ],
+    ),
+    (
+        "triangle_rows|stars",
+        "k",
+        "list[str]",
+        "Return {0} strings that form a triangle of '*': the i-th string has i stars.",
+        lambda k: ["*" * i for i in range(1, k + 1)],
+    ),
+    (
+        "key_of_max|top_entry",
+        "D",
+        "str",
+        "Return the key of {0} that has the largest value.|Return the name with the highest "
+        "score in {0}.",
+        lambda d: max(d, key=d.__getitem__),
+    ),
+    (
+        "invert_dict|swap_keys_values",
+        "D",
+        "dict[int, str]",
+        "Return a dictionary in which the keys and values of {0} have changed places.",
+        lambda d: {v: k for k, v in d.items()},
+    ),
+    (
+        "filter_dict|entries_at_least",
+        "Dn",
+        "dict[str, int]",
+        "Keep only the entries of {0} whose value is at least {1}.",
+        lambda d, n: {k: v for k, v in d.items() if v >= n},
+    ),
+    (
+        "merge_counts|add_dicts",
+        "DD",
+        "dict[str, int]",
+        "Merge {0} and {1}. For keys found in both, add the values.",
+        lambda a, b: {k: a.get(k, 0) + b.get(k, 0) for k in {**a, **b}},
+    ),
+    (
+        "sorted_by_value|ranking",
+        "D",
+        "list[str]",
+        "Return the keys of {0}, sorted from the smallest value to the largest.",
+        lambda d: sorted(d, key=d.__getitem__),
+    ),
+    (
+        "average_value|mean_of_values",
+        "D",
+        "float",
+        "Return the average of the values of {0}, rounded to two decimals.",
+        lambda d: round(sum(d.values()) / len(d), 2),
+    ),
+    (
+        "total_stock|sum_of_values",
+        "D",
+        "int",
+        "Return the sum of all values in {0}.",
+        lambda d: sum(d.values()),
+    ),
+    (
+        "transpose|rows_to_columns",
+        "M",
+        "list[list[int]]",
+        "Return the transpose of the matrix {0}.",
+        lambda m: [list(r) for r in zip(*m, strict=False)],
+    ),
+    (
+        "row_sums|sum_each_row",
+        "M",
+        "list[int]",
+        "Return the sum of each row of {0}.",
+        lambda m: [sum(r) for r in m],
+    ),
+    (
+        "flatten|to_flat_list",
+        "M",
+        "list[int]",
+        "Put all elements of the nested list {0} into one flat list.",
+        lambda m: [v for r in m for v in r],
+    ),
+    (
+        "diagonal_sum|trace",
+        "M",
+        "int",
+        "Return the sum of the main diagonal of the matrix {0}.",
+        lambda m: sum(r[i] for i, r in enumerate(m) if i < len(r)),
+    ),
+    (
+        "matrix_max|largest_in_grid",
+        "M",
+        "int",
+        "Return the largest number in the grid {0}.",
+        lambda m: max(v for r in m for v in r),
+    ),
+    (
+        "column|get_column",
+        "M",
+        "list[int]",
+        "Return the first column of the matrix {0}.",
+        lambda m: [r[0] for r in m],
+    ),
+    (
+        "rotate_grid|turn_clockwise",
+        "M",
+        "list[list[int]]",
+        "Return the grid {0} turned by 90 degrees clockwise.",
+        lambda m: [list(r) for r in zip(*m[::-1], strict=False)],
+    ),
 ]
 
 CODE_WORDS = words("""
@@ -722,17 +1402,23 @@ def code_prompt(spec: Spec, variant: int, rng: random.Random) -> str:
         calls.append((f"{name}({shown})", repr(reference(*args))))
     if variant % 5 == 4:
         bare = text.format(*(f"`{p}`" for p in params))
-        ask = rng.choice([
-            "Write a Python function `{f}` with {p}. {d}",
-            "Write a Python function called {f} that takes {p}. {d}",
-            "I need a Python function named `{f}` taking {p}. {d} Please explain the code briefly.",
-            "Implement `{f}` in Python; it takes {p}. {d} Add a docstring.",
-        ])
+        ask = rng.choice(
+            [
+                "Write a Python function `{f}` with {p}. {d}",
+                "Write a Python function called {f} that takes {p}. {d}",
+                "I need a Python function named `{f}` taking {p}. {d} Please explain the code "
+                "briefly.",
+                "Implement `{f}` in Python; it takes {p}. {d} Add a docstring.",
+            ]
+        )
         listed = " and ".join(f"`{p}` ({PARAMS[k][0]})" for p, k in zip(params, kinds, strict=True))
-        tail = rng.choice([
-            "", f" For example, `{calls[0][0]}` should return `{calls[0][1]}`.",
-            f"\n\nExample: {calls[0][0]} -> {calls[0][1]}",
-        ])
+        tail = rng.choice(
+            [
+                "",
+                f" For example, `{calls[0][0]}` should return `{calls[0][1]}`.",
+                f"\n\nExample: {calls[0][0]} -> {calls[0][1]}",
+            ]
+        )
         return ask.format(f=name, p=listed, d=bare) + tail
     typed = ", ".join(f"{p}: {PARAMS[k][0]}" for p, k in zip(params, kinds, strict=True))
     head = f"def {name}({typed}) -> {result}:"
@@ -756,11 +1442,16 @@ def code_prompt(spec: Spec, variant: int, rng: random.Random) -> str:
     quote = rng.choice(['"""', '"""', "'" * 3])
     body = "\n".join("    " + line for line in lines)
     doc = text.format(*params)
-    lead = rng.choice([
-        "Complete the code I provided.", "Complete the code I provided.",
-        "Complete the following Python function.", "Finish this function.",
-        "Fill in the body of this function.", "Complete the code I provided. Return only code.",
-    ])
+    lead = rng.choice(
+        [
+            "Complete the code I provided.",
+            "Complete the code I provided.",
+            "Complete the following Python function.",
+            "Finish this function.",
+            "Fill in the body of this function.",
+            "Complete the code I provided. Return only code.",
+        ]
+    )
     fence = rng.random() < 0.3
     code = f"{head}\n    {quote}{rng.choice(['', ' '])}{doc}\n{body}\n    {quote}"
     return f"{lead}\n\n" + (f"```python\n{code}\n```" if fence else code)
@@ -1018,9 +1709,9 @@ What do {animal}s eat?
 HAND_QA = block("""
 Who was the first person to walk on the Moon?
 What gas do plants take in from the air?
-How many bones does an adult human have?
+How many teeth does an adult human usually have?
 Which ocean is the largest?
-Why do leaves change colour in autumn?
+Why do cats purr?
 What is the hardest natural substance?
 Who painted the Mona Lisa?
 Which planet has the biggest rings?
@@ -1036,16 +1727,16 @@ What is the difference between a crocodile and an alligator?
 Which city hosted the 2012 Summer Olympics?
 Who wrote the music for Star Wars?
 Where do penguins live in the wild?
-What is the freezing point of water in Fahrenheit?
+How many degrees are there in a right angle?
 Which blood type is called the universal donor?
 Who was the first emperor of Rome?
 What was the name of the ship that took the Pilgrims to America in 1620?
 How fast does sound travel in air?
 Which desert is the largest hot desert?
 What does CPU stand for?
-What causes the tides?
+What causes thunder?
 Which three colours of light do screens use?
-Who discovered penicillin?
+Who discovered the planet Uranus?
 What is the main ingredient of glass?
 In which sport is a shuttlecock used?
 How many sides does a hexagon have?
@@ -1437,6 +2128,247 @@ Please do not send questions by email to the whole department. Ask {name2} {surn
   extension {e:2000-8999}.
 We know that changes cost time and thank you for your patience. We expect to save about
   {s:200-900*50} hours of work a year.
+# traveller
+{town1} lies [at the mouth of a wide river|between two green hills|on a narrow strip of land|at
+  the end of the railway], and most travellers see only its station. They are missing something.
+  || Few guidebooks give {town1} more than a line, which is exactly why I went.
+The best time to come is {month1}, when the rooms cost half and the {place1} is nearly empty. ||
+  Avoid {month1}, when the whole of {country1} seems to be on holiday here.
+Begin at the market, held on {day1} and {day2}. Stalls sell {things1}, {things2} and a local form
+  of {dish1} that is eaten standing up.
+From there a path of {k:2-9} kilometres leads to the old {place2}, built in {y:1480-1890} by a
+  rich {job1} for a wife who never came.
+The guide, {name1}, knows {n:40-200*10} stories about it and will tell all of them unless asked to
+  stop.
+For lunch there are three choices. The terrace above the harbour has the view, the inn behind the
+  church has the food, and the kiosk has the prices.
+The afternoon belongs to the museum of {hobby1}, a mad and lovable collection put together by two
+  sisters who did not speak to each other for {m:12-40} years.
+There are only {h:3-9} hotels. I stayed with {name2} {surname1}, whose guest room costs
+  ${p:30-90*5} including breakfast and the loan of a {thing1}. || Sleep is difficult: the bells
+  ring every quarter of an hour, and a {animal1} lives on the roof.
+Getting there takes patience. The train from {town2} runs {q:2-5} times a day, and the last one
+  goes back at {g:5-8} in the evening.
+If you miss it, do not worry. Everybody does so once, and the waiting room has a piano. || Would I
+  go again? I have already booked.
+# review
+I have used the {surname1} {thing1} every day for {n:3-12} weeks now, at home and on a trip to
+  {country1}. || When the {thing1} from {surname1} came on the market in {month1}, the advertising
+  promised a small revolution. I wanted to see for myself.
+It costs ${p:60-390*10}, which is about {q:10-45}% more than similar models by other makers.
+The first impression is good. It is light, well made and easy to set up; even my neighbour, a
+  {job1} with no love of manuals, managed it in {m:4-15} minutes.
+In everyday use, two things stood out. It is very quiet, and the battery lasts for {h:9-40} hours
+  rather than the {k:8-20} that are promised. || In everyday use, I liked the large buttons and
+  the short cable less than I had expected.
+But there are weak points. The lid feels cheap, the app wants to know far too much, and after
+  {d:5-20} days a small part came off.
+Customer service answered within {e:2-6} days and sent a new part free of charge, with a card
+  wishing me a nice {day1}.
+I also lent it to three friends. {name1} loved it, {name2} hated the colour, and {name3}, who is
+  left-handed, could hardly use it at all.
+Compared with its main rival, it is faster but less sturdy, and cleaning it takes twice as long.
+Is it worth the money? For people who travel a lot, yes. Everybody else should wait for a sale or
+  look at last year's model, which does nearly the same for ${f:30-59}. || All in all I give it
+  {s:2-4} out of five stars. With a better lid it would have been one more.
+# election
+{name1} {surname1}, a {age:24-71}-year-old {job1}, has been elected mayor of {town1} with
+  {p:50-63}% of the vote. || In a result that few had predicted, voters in {town1} have rejected
+  Mayor {name2} {surname2} after {n:8-20} years in office.
+{surname1} had no experience in politics and had spent just ${c:2-9},000 on the campaign, much of
+  it on [bus tickets|homemade posters|coffee for voters].
+The winner went from door to door every evening for {m:3-8} months, asking only one question: what
+  would you repair first?
+The answers, {k:900-4000*100} in all, were hung on a washing line in the main square. Most dealt
+  with [the broken swimming pool|buses that do not come|the rents|the closed police station].
+{name2} {surname2}, who has led the town through two crises, congratulated the winner and said
+  that "[the people are never wrong, only sometimes in a hurry|I will sleep well for the first
+  time in years|I should have listened more]".
+Turnout was {t:58-79}%, the highest since {y:1968-1999}, and rose above all among those under
+  thirty.
+The new mayor will not have it easy. The town owes ${d:20-90} million, and {surname1}'s list has
+  only {s:4-9} of the {v:24-40*2} seats on the council.
+Talks with the other groups will begin on {day1}. {name3} {surname3} of the second largest party
+  said they were ready to help "where it makes sense".
+As a first step, {surname1} wants to give up the official car, put all contracts online and hold
+  an open hour every {day2}.
+Asked about the party on election night, the {job1} said there had been none, because the next
+  shift began at six.
+# invention
+A [student|retired {job1}|group of pupils|pair of sisters] from {town1} has invented a {thing1}
+  that [folds to the size of a book|needs no electricity|is made of old {things1}|warns its owner
+  of rain].
+The idea arose by accident. {name1} {surname1} was trying to repair a {thing2} when a spring
+  jumped out and hit the lamp.
+"[I thought I had broken it for good|It did precisely what it should not do|I laughed for five
+  minutes, then I fetched a pencil]," {surname1} recalls.
+It took {n:14-90} attempts and {m:2-6} years until the device worked. The early ones leaked,
+  burned or, in one case, flew out of the window.
+The principle is simple: a strip of two metals bends when it gets warm and so moves a lever, with
+  no need for a motor or a chip.
+Experts at the technical college measured it and found that it uses {p:20-70}% less energy than
+  devices in the shops.
+A firm in {country1} offered ${c:40-400*20},000 for the patent. {surname1} refused, since the firm
+  meant to produce it only for hospitals.
+Instead, the plans have been put on the internet. Anybody may build the thing, and
+  {k:300-5000*100} people in {g:12-60} countries have already done so.
+Not all went well. In {month1} a user burned a hand, and the instructions had to be rewritten and
+  translated.
+On {day1} the invention was given a national prize worth ${h:5-30*5},000. The money will pay for a
+  workshop in which children can break things and put them together again.
+# lecture
+In this week's lecture we looked at [how languages change|why money has value|how memory
+  works|what makes people cooperate], a question that seems simple until one tries to answer it.
+Professor {surname1} began with a {thing1}, which was passed from row to row, and asked
+  {n:40-200*10} students what it was worth, what it was called and who owned it. || Professor
+  {surname1} began with a story from {country1}, where a {job1} had once been asked the same thing
+  by a child.
+There were nearly as many answers as students, and this was the first point: much that we take to
+  be natural rests on agreement.
+The second point concerned time. Such agreements are not made on a given day; they grow slowly
+  through thousands of small acts that nobody plans.
+As an example the professor used {topic1}, whose history shows how a habit of a few becomes a rule
+  for all within {m:2-5} generations.
+An experiment from {y:1958-2009} supports this. Groups of {k:6-24} strangers had to name pictures,
+  and within {h:20-60*10} rounds each group had its own fixed words.
+When a few stubborn people were added who always used another word, a quarter of the group was
+  enough to turn the rest.
+The third point was a warning. Rules that arise without a plan are not always good ones; some
+  survive only because everybody thinks that all the others want them.
+In the discussion, {name1} objected that laws are made by people with power. The professor agreed,
+  but added that even a law needs people who follow it when no one is looking.
+For next {day1}, we are to read chapter {c:3-12} and to collect three customs in our own family
+  which nobody can explain.
+# animals
+The {animal1} population near {town1} has [doubled|fallen by half|grown by {p:20-80}%] within
+  {n:4-15} years, according to a count by {k:60-400*20} volunteers.
+They went out on {day1} and {day2} before sunrise, walked along fixed routes and noted each
+  animal, track or call.
+In all, {m:310-2900*10} were recorded. Counting them is not easy, as they are shy and move about
+  mostly at dusk.
+{name1} {surname1}, a biologist who has organised the count since {y:1989-2012}, sees [the milder
+  winters|a new hedge law|less poison on the fields|the old quarry, now a reserve] as the main
+  cause.
+Farmers are less happy about it. {name2} {surname2} reports damage of ${c:2-19},000 to fields and
+  fences in a single season and demands to be paid for it.
+Other species are affected, too: where there are more of one animal, there are often fewer of
+  another, in this case of the {animal2}.
+Some people call for hunting to be allowed in {month1}. Animal protection groups reject this and
+  suggest dogs, lamps and better fences instead.
+The authorities want to wait. They have fitted {s:8-30} animals with small transmitters to learn
+  how far they travel; one of them walked {d:90-400*10} kilometres in a month, as far as {town2}.
+School classes have named it {name3} and follow its way on a map. || The results will be made
+  public in {month2}, together with a plan for the next {g:3-6} years.
+Anyone who finds a hurt animal is asked not to touch it but to call the ranger station.
+# letter
+Dear {name1}, thank you for your letter and for the {things1}, which arrived in one piece, unlike
+  the {thing1} last year. || Dear {name1}, I know that I promised to write in {month1}. Forgive
+  me; a lot has happened since.
+The greatest news is that we have moved. The flat in {town1} had become too dear, and so we now
+  live above a {place1}, with a {animal1} for a neighbour.
+{name2} has found work as a {job1} and leaves the house at {h:4-7}. I see more of the cat than of
+  my own family.
+As for me, I have given up {hobby1} because of my knee and have taken up {hobby2}, for which I
+  have no talent at all. You would laugh.
+The children are well. The older one wants to be a {job2}, and the younger one has not spoken to
+  us since {day1}, because we did not allow a pet {animal2}.
+In {month2} my mother fell and was in hospital for {n:2-6} weeks. She is home again and complains
+  about everything, which the doctor thinks is a good sign.
+Do you remember {surname1}, who sat behind us at school? We met by pure chance in {country1}, in a
+  queue for {dish1}. We talked for {k:2-5} hours and nearly missed our flights.
+{surname1} told me what really happened to the money from the school trip. I shall not write it
+  here, but you were right.
+We have a room for guests with a bed that is almost long enough. Come for a week in {month3}; the
+  train takes {m:3-9} hours and costs about ${p:30-120*10}.
+Write soon, and do not send any more {things2}. Yours, as ever, {name3}.
+# incident
+A fire broke out in a {place1} in {town1} on {day1} shortly after {h:2-11} [a.m.|p.m.] and caused
+  damage of about ${c:40-900*10},000. || A power cut brought {town1} to a halt on {day1}: lifts
+  stopped, tills failed and the traffic lights went dark for {h:2-9} hours.
+{n:30-120} firefighters from four towns were called out. They had the situation under control by
+  the early afternoon.
+{k:8-60} people had to leave the building next door. A {job1} who had breathed in smoke was taken
+  to hospital but could go home the same day.
+The alarm was raised by {name1} {surname1}, who was out walking with a dog and noticed [a strange
+  smell|a flickering light|water under the gate].
+"[The dog would not go on, and that was our luck|I rang every bell in the street|At first I took
+  it for a barbecue]," {surname1} said.
+According to the police, the cause was probably [a faulty cable|a forgotten iron|a {animal1} that
+  had bitten through a wire|a charger left on a sofa]. There are no signs of a crime.
+This is the second case of the kind within a year, and the fire chief, {name2} {surname2}, once
+  more advised people to have old wiring checked.
+The building had been inspected in {month1}; two faults were found then, and according to the
+  owner both were repaired. The inspectors have no record of this.
+Neighbours have begun to collect clothes and furniture. In {d:2-4} days they received so much that
+  they had to rent a garage.
+The road to {town2} was open again in the evening. The investigation is likely to take {w:2-8}
+  weeks.
+# history
+The {place1} of {town1} was begun in {y:1410-1690} and finished only {n:60-140} years later, by
+  which time nobody remembered what it was for. || For more than {n:200-500*20} years {town1}
+  lived on one thing alone: {things1}.
+Merchants from {country1} had settled there because of the deep harbour and the low taxes. They
+  brought capital, new tools and a taste for {dish1}.
+At its height the town had {k:12-40},000 people, two theatres and a law that forbade anyone to
+  whistle after dark.
+Its wealth drew enemies. In {z:1700-1790} an army lay before the walls for {m:4-11} months, until
+  an outbreak of fever forced it to leave.
+Legend gives the credit to a {job1} named {name1}, who is said to have fooled the enemy by
+  throwing the last loaves of bread over the wall. No document supports the tale.
+Decline came quietly. The harbour filled with sand, the new railway passed by at a distance of
+  {d:9-30} kilometres, and the young went away.
+By 1900 fewer than {p:2-6},000 were left, and stones from the town hall were used to build
+  stables.
+What saved it was its poverty: nobody had money to pull anything down. In the 1960s an art
+  teacher, {name2} {surname1}, bought a house for the price of a bicycle and wrote to all her
+  friends.
+Today {v:90-600*10},000 visitors come each year. Rents have risen so much that the grandchildren
+  of the last weavers live in {town2} and commute.
+Historians are now studying {h:300-2000*100} letters which were found behind a wall in {month1},
+  and which may show who really ended the siege.
+# hike
+Trail {n:3-48} from {town1} to {town2} is [{k:9-24} kilometres long|an easy walk for a full
+  day|one of the finest in the region] and can be followed in either direction.
+It starts behind the {place1}, where there is parking for {c:12-60} cars; on {day1}s, the space is
+  usually full by nine.
+The first hour leads uphill through beech woods. The climb of {m:240-800*20} metres is steady,
+  with benches at every turn. || The first part follows an old railway line with {t:2-5} short
+  tunnels, so it is wise to take a lamp.
+After the chapel, keep to the left. The sign has been missing since {month1}, and many hikers end
+  up at the farm of the {surname1} family, who sell them {dish1} and show them the way back.
+From the ridge you can see as far as the coast in clear weather. It is also the place to watch for
+  the {animal1}, which nests in the rocks.
+Then comes the only hard stretch: {h:200-700*50} metres along a narrow ledge with a steel rope.
+  People who are afraid of heights can go around it, which takes {b:30-60*10} minutes more.
+There is no water between the spring and the hut, so carry at least {w:2-3} litres for each person
+  in summer.
+The hut is open from {month2} and has {s:16-40} beds at ${p:14-38}. {name1}, who runs it, plays
+  the accordion on request and sometimes without it.
+The way down is gentle and ends at the river, where the brave can swim. A bus goes back to the
+  start every {q:30-60*30} minutes until seven.
+Dogs are welcome but must be kept on a lead. The path is closed after heavy rain, as rocks may
+  fall.
+# robots
+Can a machine be [creative|kind|lazy|funny]? The question was asked at a conference in {town1}
+  last {day1}, and the answers could hardly have been more different.
+{name1} {surname1}, who builds robots for hospitals in {country1}, said no. "[It does not want
+  anything|It copies what it has seen|It never gets bored, and without boredom there are no
+  ideas]," the engineer explained.
+{name2} {surname2}, a {job1} and author of {n:3-9} novels, disagreed. Most people, too, copy for
+  nine tenths of their lives, and nobody calls them machines.
+To test this, the organisers had made an exhibition of {k:20-60*2} short texts, half by people and
+  half by a computer. The {m:150-600*10} visitors were asked to say which were which.
+They were right in {p:51-62}% of cases, hardly better than with a coin. Those who felt most
+  certain did worst.
+A text about {topic1} was thought by nearly everyone to be the work of a machine. It had been
+  written by a {age:9-14}-year-old for school.
+Later the debate turned to work. A union speaker feared for {j:20-90} thousand jobs in the region,
+  while a company boss said that she could not find enough staff with or without robots.
+There was more agreement on rules: those who use such texts should say so, and someone must be
+  answerable for mistakes.
+A student asked whether the machine had been asked for its opinion. It had. It replied that it had
+  none, but could write one of any length by {day2}.
+The talks can be watched online from {month1}.
 """)
 
 
@@ -1454,22 +2386,34 @@ def read_banks(entries: list[str]) -> list[list[list[str]]]:
 BANKS = read_banks(BANK_TEXT)
 
 
-def summary_prompt(bank: list[list[str]], rng: random.Random) -> str:
-    """Compose a passage from one bank and put it into a request."""
+def passage_from(bank: list[list[str]], rng: random.Random) -> str:
+    """Compose one passage from a bank, leaving out a few of its middle sentences."""
     last = len(bank) - 1
     dropped = set(rng.sample(range(2, last), rng.choice([0, 0, 1, 1, 2, 3])))
-    parts: list[str] = []
-    for place, alternatives in enumerate(bank):
-        if place in dropped:
-            continue
-        first = rng.choice(alternatives)
-        parts.append(first)
+    parts = [rng.choice(alts) for place, alts in enumerate(bank) if place not in dropped]
     breaks = set(rng.sample(range(1, len(parts)), 2)) if rng.random() < 0.35 else set()
     joined = "".join(
         ("" if i == 0 else "<nl><nl>" if i in breaks else " ") + part
         for i, part in enumerate(parts)
     )
-    return fill(rng.choice(ASKS).replace("@", joined), rng)
+    return fill(joined, rng)
+
+
+def summary_prompt(bank: list[list[str]], rng: random.Random) -> str:
+    """Put one passage, or now and then two, into a request."""
+    passage = passage_from(bank, rng)
+    if rng.random() < 0.12:
+        other = passage_from(rng.choice([b for b in BANKS if b is not bank]), rng)
+        ask = rng.choice(PAIR_ASKS)
+        return ask.replace("<nl>", "\n").replace("@", passage).replace("#", other)
+    return fill(rng.choice(ASKS), rng).replace("@", passage)
+
+
+PAIR_ASKS = block("""
+Summarize each of the two texts in one or two sentences.<nl><nl>Text 1: @<nl><nl>Text 2: #
+Here are two articles. Give a short summary of each.<nl><nl>(1) @<nl><nl>(2) #
+@<nl><nl>***<nl><nl>#<nl><nl>TL;DR of both texts:
+""")
 
 
 HAND_PASSAGES = block("""
@@ -2056,7 +3000,7 @@ def summary_category() -> list[list[str]]:
 def chat_category() -> list[list[str]]:
     """Build the two-turn prompts."""
     rng = random.Random(f"{SEED}-chat")
-    pairs = [expand([p]) [0] for p in HAND_CHAT]
+    pairs = [expand([p])[0] for p in HAND_CHAT]
     pairs += cycle(CHAT, rng, set(pairs), PER_CATEGORY - len(pairs))
     return [[t.strip() for t in p.split("=>")] for p in pairs]
 
