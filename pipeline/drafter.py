@@ -29,6 +29,7 @@ from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from treegraft_core.errors import InputError
 from treegraft_core.files import atomic_path, write_json, write_text
+from treegraft_core.models import cache_argument
 from treegraft_core.prompts import chat_ids
 from treegraft_core.student import DraftVocabulary, build_student, own_state, save_student
 
@@ -93,8 +94,8 @@ def generate_batch(
             input_ids=ids,
             attention_mask=mask,
             position_ids=position,
-            past_key_values=cache,
             logits_to_keep=1,
+            **{cache_argument(target): cache},
         ).logits[:, -1]
         log_p = logits.float().log_softmax(-1).cpu()
         values, indices = log_p.topk(top_k, dim=-1)
@@ -174,7 +175,7 @@ def next_job(tokenizer: PreTrainedTokenizerBase, job: Job, answer: str | None) -
 
 
 def plan_jobs(
-    jobs: Sequence[Job], temperatures: Sequence[float], batch: int, seed: int
+    jobs: Sequence[Job], temperatures: Sequence[float], batch: int, tokens: int, seed: int
 ) -> list[list[Job]]:
     """Shuffle prompt x temperature into batches of similar prompt length.
 
@@ -188,18 +189,22 @@ def plan_jobs(
             replace(job, temperature=temperatures[(n + turn) % len(temperatures)])
             for n, job in enumerate(jobs)
         ]
-        chunks = similar_length(round_, batch)
+        chunks = similar_length(round_, batch, tokens)
         plan += [chunks[i] for i in rng.permutation(len(chunks))]
     return plan
 
 
-def similar_length(jobs: Sequence[Job], batch: int) -> list[list[Job]]:
-    """Cut jobs, sorted by prompt length, into batches that waste little on padding."""
+def similar_length(jobs: Sequence[Job], batch: int, tokens: int) -> list[list[Job]]:
+    """Cut jobs, sorted by prompt length, into batches that waste little on padding.
+
+    A batch holds at most ``batch`` prompts and ``tokens`` prompt tokens.
+    """
     chunks: list[list[Job]] = []
     for job in sorted(jobs, key=lambda job: len(job.ids)):
         if (
             not chunks
             or len(chunks[-1]) == batch
+            or (len(chunks[-1]) + 1) * len(job.ids) > tokens
             or len(job.ids) > 1.5 * len(chunks[-1][0].ids) + 16
         ):
             chunks.append([])
@@ -222,12 +227,14 @@ def generate(
     """
     order = np.random.default_rng(conf.seed).permutation(len(prompts))
     jobs = [first_job(tokenizer, prompts[i]) for i in order]
-    jobs = [job for job in jobs if len(job.ids) < conf.max_length]
+    jobs = [job for job in jobs if len(job.ids) <= conf.max_prompt_tokens]
     held, rest = jobs[: conf.held_out_prompts], jobs[conf.held_out_prompts :]
-    queue = [("held", batch) for batch in plan_jobs(held, [0.0], conf.batch, conf.seed)]
+    queue = [("held", batch) for batch in plan_jobs(held, [0.0], conf.batch, conf.batch_tokens, conf.seed)]
     queue += [
         ("train", batch)
-        for batch in plan_jobs(rest, list(conf.temperatures), conf.batch, conf.seed)
+        for batch in plan_jobs(
+            rest, list(conf.temperatures), conf.batch, conf.batch_tokens, conf.seed
+        )
     ]
     paths: dict[str, list[Path]] = {"held": [], "train": []}
     waiting: dict[str, list[Job]] = {"held": [], "train": []}
@@ -254,7 +261,7 @@ def generate(
                 if job.rest:
                     answer = tokenizer.decode(ids[len(job.ids) :], skip_special_tokens=True)
                     follow_up = next_job(tokenizer, job, answer)
-                    if len(follow_up.ids) < conf.max_length:
+                    if len(follow_up.ids) <= conf.max_prompt_tokens:
                         waiting[kind].append(follow_up)
             if len(waiting[kind]) >= conf.batch or (
                 waiting[kind] and not any(k == kind for k, _ in queue)

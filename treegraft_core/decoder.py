@@ -59,6 +59,8 @@ class Round:
         Token paths of the kept nodes, in pruning order; only with ``keep_trees``.
     ms : dict
         Time by part, ms: small, mid, signals, scheduler, prune, verify, accept.
+    pass_ms : float
+        Of ``ms["mid"]``, the time in the mid drafter's passes.
     """
 
     schedule: tuple[int, ...]
@@ -74,6 +76,7 @@ class Round:
     frontiers: list[int] = field(default_factory=list)
     kept: list[tuple[int, ...]] = field(default_factory=list)
     ms: dict[str, float] = field(default_factory=dict)
+    pass_ms: float = 0.0
 
     @property
     def draft_ms(self) -> float:
@@ -320,6 +323,7 @@ class TreeGraftDecoder:
         round_.tree_nodes, round_.kept_nodes = len(tree), len(kept)
         round_.caught_up = self._mid.caught_up
         round_.ranks = verdict.ranks
+        round_.pass_ms = self._mid.pass_ms
         clock.lap("accept")
         if self.keep_trees:
             round_.kept = [tuple(tree.path_tokens(int(node))) for node in kept]

@@ -128,6 +128,39 @@ class LatencyProfile:
                 "python -m pipeline.run stage=profile"
             ) from error
 
+    def draft_ms(
+        self,
+        calls: Sequence[MidCall | None],
+        context: int,
+        evaluation: str | None = None,
+    ) -> float:
+        """t_D of a schedule without the scheduler's own cost, ms.
+
+        Parameters
+        ----------
+        calls : sequence of (MidCall or None)
+            Counts of each step; None for a small step.
+        context : int
+            Committed tokens, the root included.
+        evaluation : {"needed", "all"}, optional
+            How mid calls evaluate nodes (default: the cheaper way).
+        """
+        return (
+            sum(self.step_ms(call, context, evaluation) for call in calls)
+            + self.prune_ms
+            + self.accept_ms
+        )
+
+    def step_ms(
+        self, call: MidCall | None, context: int, evaluation: str | None = None
+    ) -> float:
+        """Time of one drafting step, ms; ``call`` is None for a small step."""
+        return self.small_ms if call is None else self.mid_call_ms(call, context, evaluation)
+
+    def decision_ms(self) -> float:
+        """Time of reading the signals and deciding once, ms."""
+        return self.signals_ms + self.scheduler_ms
+
 
 def mid_passes(call: MidCall, evaluation: str) -> list[int]:
     """Return the new nodes of each pass that a mid call makes."""

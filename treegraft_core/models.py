@@ -17,6 +17,12 @@ from treegraft_core.errors import InputError
 UNSUPPORTED_LAYERS = ("linear_attention", "mamba", "conv", "recurrent")
 
 
+def cache_argument(model: PreTrainedModel) -> str:
+    """Return the name under which a model's forward takes its KV cache."""
+    parameters = inspect.signature(type(model).forward).parameters
+    return "cache" if "cache" in parameters else "past_key_values"
+
+
 class CachedModel:
     """A causal LM and the keys and values of the tokens that it has read.
 
@@ -45,9 +51,8 @@ class CachedModel:
                 )
         self._window = getattr(text, "sliding_window", None)
         self._types = types
-        parameters = inspect.signature(type(model).forward).parameters
-        self._cache_argument = "cache" if "cache" in parameters else "past_key_values"
-        self._keeps_logits = "logits_to_keep" in parameters
+        self._cache_argument = cache_argument(model)
+        self._keeps_logits = "logits_to_keep" in inspect.signature(type(model).forward).parameters
         self.max_context = int(getattr(text, "max_position_embeddings", 0) or 1 << 30)
         self.reset()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -122,6 +123,7 @@ class MidDrafter:
         self.model = model
         self.rows = ScoreRows(width, vocabulary, target_vocab)
         self.caught_up = 0
+        self.pass_ms = 0.0
         self._context: Sequence[int] = ()
         self._slot: dict[int, int] = {}
 
@@ -144,6 +146,7 @@ class MidDrafter:
         self._slot = {}
         self.rows.clear()
         self.caught_up = 0
+        self.pass_ms = 0.0
 
     def evaluate(self, tree: DraftTree, nodes: IntArray) -> None:
         """Evaluate ``nodes`` (ascending, parents evaluated before or with them) in one pass.
@@ -153,6 +156,7 @@ class MidDrafter:
         """
         if not len(nodes):
             return
+        started = time.perf_counter()
         context, start = self._context, self.model.length
         base = len(context)
         first_call = not self._slot
@@ -178,6 +182,7 @@ class MidDrafter:
             self._slot[0] = base - 1
             self.caught_up = len(pending) - 1
         tree.row[nodes] = self.rows.append(logits)
+        self.pass_ms += 1e3 * (time.perf_counter() - started)
 
     def end_round(self, path: Sequence[int]) -> None:
         """Keep the cache of committed tokens: the context and the evaluated part of ``path``."""

@@ -1,0 +1,59 @@
+"""What the stages that touch models share: the pair, the drafting config, the latency profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from transformers.utils import logging as transformers_logging
+
+from treegraft_core import DraftingConfig, InputError, LatencyProfile, Pair, load_pair
+
+
+def open_pair(conf: DictConfig) -> Pair:
+    """Load the configured pair, quietly."""
+    transformers_logging.disable_progress_bar()
+    if conf.engine.threads < 0:
+        raise InputError(f"engine.threads={conf.engine.threads}: must be 0 (torch's choice) or more")
+    if conf.engine.threads:
+        torch.set_num_threads(int(conf.engine.threads))
+    torch.manual_seed(int(conf.seed))
+    return load_pair(
+        str(conf.pair.target.path),
+        str(conf.pair.mid.path),
+        name=str(conf.pair.name),
+        device=str(conf.engine.device),
+        dtype=str(conf.engine.dtype),
+        cache=Path(conf.paths.cache) / "models",
+    )
+
+
+def drafting_config(conf: DictConfig) -> DraftingConfig:
+    """Return the validated drafting configuration."""
+    values = OmegaConf.to_container(conf.drafting, resolve=True)
+    assert isinstance(values, dict)
+    return DraftingConfig(**{str(k): v for k, v in values.items()})
+
+
+def profile_path(conf: DictConfig) -> Path:
+    """Return where the pair's latency profile is."""
+    return Path(conf.paths.profile) / "profile.json"
+
+
+def open_profile(conf: DictConfig) -> LatencyProfile:
+    """Load the pair's latency profile, or say that ``stage=profile`` comes first."""
+    path = profile_path(conf)
+    if not path.is_file():
+        raise InputError(
+            f"profile={path}: not there; run python -m pipeline.run stage=profile first"
+        )
+    return LatencyProfile.load(path)
+
+
+def drafting_rules(config: DraftingConfig) -> dict[str, int | str]:
+    """Return the settings that decide trees, and so must be equal where logs are combined."""
+    return {
+        name: getattr(config, name)
+        for name in ("depth", "width", "verify_nodes", "max_ngram", "pool", "graft")
+    }

@@ -1,0 +1,235 @@
+"""The target's own greedy output on prompts, with its log-probabilities: what states are made of."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from tqdm import tqdm
+from transformers import GenerationConfig
+
+from pipeline.tasks import TaskPrompt
+from treegraft_core import Context, DraftingConfig, InputError, Pair
+from treegraft_core.files import atomic_path
+from treegraft_core.models import CachedModel
+from treegraft_core.prompts import chat_ids
+from treegraft_core.verify import token_log_p
+
+
+@dataclass
+class Text:
+    """One turn: prompt and the target's greedy continuation, which goes on past its end.
+
+    Attributes
+    ----------
+    task, prompt_id : str
+        Where it comes from.
+    turn : int
+        0 for the first user turn.
+    tokens : list of int
+        Prompt, answer, and enough greedy tokens after it that every draft path from a state of
+        the answer has a known continuation.
+    prompt_tokens, answer_tokens : int
+        Their numbers; the answer ends with EOS or at the limit.
+    log_p : list of float
+        The target's log-probability of each token from its top-W table, nats; 0 for the first.
+    """
+
+    task: str
+    prompt_id: str
+    turn: int
+    tokens: list[int]
+    prompt_tokens: int
+    answer_tokens: int
+    log_p: list[float]
+
+    def context(self, max_ngram: int) -> Context:
+        """Return the text as a context that states read a prefix of."""
+        return Context(self.tokens, self.log_p, max_ngram)
+
+    def roots(self) -> range:
+        """Positions of the tokens that can be the root of a round."""
+        return range(self.prompt_tokens, self.prompt_tokens + self.answer_tokens - 1)
+
+
+def reach(config: DraftingConfig) -> int:
+    """Return the greatest depth of a draft path, plus one for the bonus token."""
+    return max(config.depth, config.max_ngram) + 1
+
+
+def prompt_ids(pair: Pair, messages: Sequence[dict[str, str]], where: str, limit: int) -> list[int]:
+    """Return a prompt's token ids, or say that it does not fit the context."""
+    ids = chat_ids(pair.tokenizer, messages)
+    if len(ids) >= limit:
+        raise InputError(
+            f"{where}: {len(ids)} tokens do not fit the model's context with room for an answer "
+            f"(at most {limit - 1}); shorten the prompt or lower max_new_tokens"
+        )
+    return ids
+
+
+@torch.inference_mode()
+def _continue(pair: Pair, prompts: Sequence[Sequence[int]], n_new: int) -> list[list[int]]:
+    width = max(len(p) for p in prompts)
+    ids = torch.zeros(len(prompts), width, dtype=torch.long)
+    mask = torch.zeros_like(ids)
+    for row, p in enumerate(prompts):
+        ids[row, width - len(p) :] = torch.tensor(p)
+        mask[row, width - len(p) :] = 1
+    out = pair.target.generate(
+        input_ids=ids.to(pair.device),
+        attention_mask=mask.to(pair.device),
+        generation_config=GenerationConfig(
+            max_new_tokens=n_new,
+            min_new_tokens=None,
+            do_sample=False,
+            eos_token_id=None,
+            pad_token_id=0,
+        ),
+    )
+    return out[:, width:].tolist()
+
+
+def greedy_texts(
+    pair: Pair,
+    prompts: Sequence[TaskPrompt],
+    max_new_tokens: int,
+    batch: int,
+    config: DraftingConfig,
+    cache: Path | None = None,
+) -> tuple[list[Text], int]:
+    """Decode all turns greedily in batches and read their log-probabilities.
+
+    The continuation comes from batched decoding and is then read once more in one pass a text.
+    Where the two differ (a tie within rounding) the text is cut before the difference.
+
+    Returns
+    -------
+    texts : list of Text
+        In the order of the prompts; a two-turn prompt gives two.
+    cut : int
+        Texts cut at a tie.
+    """
+    if max_new_tokens < 2:
+        raise InputError(f"max_new_tokens={max_new_tokens}: must be at least 2")
+    extra = reach(config)
+    limit = min(CachedModel(pair.target).max_context, CachedModel(pair.mid).max_context)
+    key = _digest(pair, prompts, max_new_tokens, config)
+    file = cache / f"texts-{key}.safetensors" if cache else None
+    if file is not None and file.is_file():
+        return _load(file), 0
+    chats: dict[int, list[dict[str, str]]] = {i: [] for i in range(len(prompts))}
+    found: list[tuple[int, int, Text]] = []
+    cut = 0
+    for turn in range(max(len(p.prompt.turns) for p in prompts)):
+        jobs = []
+        for i, p in enumerate(prompts):
+            if turn < len(p.prompt.turns):
+                chats[i].append({"role": "user", "content": p.prompt.turns[turn]})
+                where = f"task={p.task}, question_id={p.prompt.question_id}, turn {turn + 1}"
+                jobs.append((i, prompt_ids(pair, chats[i], where, limit - max_new_tokens - extra)))
+        jobs.sort(key=lambda job: len(job[1]))
+        chunks = [jobs[i : i + batch] for i in range(0, len(jobs), batch)]
+        for chunk in tqdm(chunks, desc=f"decode turn {turn + 1}", unit="batch"):
+            answers = _continue(pair, [ids for _, ids in chunk], max_new_tokens + extra)
+            for (i, ids), answer in zip(chunk, answers, strict=True):
+                n = _answer_length(answer, pair.eos_token_ids, max_new_tokens)
+                p = prompts[i]
+                tokens, log_p, whole = _score(pair, ids + answer, len(ids), config.width)
+                cut += not whole
+                known = len(tokens) - len(ids) - extra
+                content = [t for t in answer[:n] if t not in pair.eos_token_ids]
+                text = pair.tokenizer.decode(content, skip_special_tokens=True)
+                chats[i].append({"role": "assistant", "content": text})
+                found.append(
+                    (
+                        i,
+                        turn,
+                        Text(
+                            p.task,
+                            p.prompt.question_id,
+                            turn,
+                            tokens,
+                            len(ids),
+                            max(0, min(n, known)),
+                            log_p,
+                        ),
+                    )
+                )
+    texts = [text for _, _, text in sorted(found, key=lambda item: item[:2])]
+    if file is not None:
+        _save(file, texts)
+    return texts, cut
+
+
+def _answer_length(answer: Sequence[int], eos: Sequence[int], limit: int) -> int:
+    for n, token in enumerate(answer[:limit]):
+        if token in eos:
+            return n + 1
+    return min(limit, len(answer))
+
+
+def _score(
+    pair: Pair, tokens: list[int], prompt_tokens: int, width: int
+) -> tuple[list[int], list[float], bool]:
+    model = CachedModel(pair.target)
+    logits = model.run(tokens, np.arange(len(tokens)))
+    choice = logits.argmax(-1).tolist()
+    end = len(tokens)
+    for at in range(prompt_tokens, len(tokens)):
+        if choice[at - 1] != tokens[at]:
+            end = at
+            break
+    log_p = token_log_p(logits[: end - 1], tokens[1:end], width)
+    return tokens[:end], [0.0, *log_p], end == len(tokens)
+
+
+def _digest(
+    pair: Pair, prompts: Sequence[TaskPrompt], max_new_tokens: int, config: DraftingConfig
+) -> str:
+    state = pair.target.get_input_embeddings().weight
+    value = [
+        pair.name,
+        str(pair.target.dtype),
+        float(state.float().abs().sum()),
+        [[p.task, p.prompt.question_id, *p.prompt.turns] for p in prompts],
+        max_new_tokens,
+        reach(config),
+        config.width,
+        pair.eos_token_ids,
+    ]
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+def _save(path: Path, texts: Sequence[Text]) -> None:
+    header = [[t.task, t.prompt_id, t.turn, t.prompt_tokens, t.answer_tokens] for t in texts]
+    tensors = {
+        "tokens": torch.tensor([x for t in texts for x in t.tokens]),
+        "log_p": torch.tensor([x for t in texts for x in t.log_p], dtype=torch.float64),
+        "length": torch.tensor([len(t.tokens) for t in texts]),
+        "header": torch.tensor(list(json.dumps(header).encode()), dtype=torch.uint8),
+    }
+    with atomic_path(path) as temporary:
+        save_file(tensors, temporary)
+
+
+def _load(path: Path) -> list[Text]:
+    try:
+        t = load_file(path)
+    except SafetensorError as error:
+        raise InputError(f"paths.cache={path}: damaged ({error}); delete the file") from error
+    header = json.loads(bytes(t["header"].tolist()))
+    lengths = t["length"].tolist()
+    return [
+        Text(task, prompt_id, turn, tokens.tolist(), n_prompt, n_answer, log_p.tolist())
+        for (task, prompt_id, turn, n_prompt, n_answer), tokens, log_p in zip(
+            header, t["tokens"].split(lengths), t["log_p"].split(lengths), strict=True
+        )
+    ]
