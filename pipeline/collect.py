@@ -173,7 +173,16 @@ def collect_texts(
             ]
             write_rows(part_path(folder, text), rows)
             s = summary.setdefault(
-                text.task, {"turns": 0, "states": 0, "rows": 0, "paths": 0, "A small": 0, "A mid": 0, "A best": 0}
+                text.task,
+                {
+                    "turns": 0,
+                    "states": 0,
+                    "rows": 0,
+                    "paths": 0,
+                    "A small": 0,
+                    "A mid": 0,
+                    "A best": 0,
+                },
             )
             s["turns"] += 1
             s["states"] += len(roots)
@@ -258,8 +267,12 @@ def run(conf: DictConfig) -> None:
     prompts = load_prompts(conf, "collect", conf.collect.prompts_per_task)
     folder = Path(conf.paths.trajectories) / "collect"
     home = folder / f"pair={conf.pair.name}"
-    with stage_run(conf, "collect", Path(conf.paths.data) / "trajectories" / "meta" / conf.pair.name) as stage:
-        stage.read(conf.task.path or conf.task.collect or conf.task.hub.id, f"{len(prompts)} prompts")
+    with stage_run(
+        conf, "collect", Path(conf.paths.data) / "trajectories" / "meta" / conf.pair.name
+    ) as stage:
+        stage.read(
+            conf.task.path or conf.task.collect or conf.task.hub.id, f"{len(prompts)} prompts"
+        )
         stage.read(Path(conf.paths.profile) / "profile.json")
         pair = open_pair(conf)
         texts, cut = greedy_texts(

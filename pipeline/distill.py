@@ -13,7 +13,7 @@ from omegaconf import DictConfig
 from sklearn.metrics import r2_score
 from torch import nn
 
-from pipeline.features import input_names, validation_rows
+from pipeline.features import input_names, prompt_keys, validation_rows
 from pipeline.inputs import damaged, read_json, read_tensors
 from pipeline.label import load_labels
 from pipeline.report import stage_run
@@ -88,7 +88,7 @@ def load_classifier(folder: Path) -> Classifier:
 
 
 def sign_accuracy(margin: FloatArray, y: FloatArray) -> tuple[float, float]:
-    """Return the share of right decisions, and the same weighted by \\|y\\|."""
+    """Return the share of right decisions, and the same weighted by the size of y."""
     right = (margin > 0) == (y > 0)
     return float(right.mean()), float(np.average(right, weights=np.abs(y) + 1e-12))
 
@@ -119,7 +119,7 @@ def run(conf: DictConfig) -> None:
     """Fit the classifier; write ``classifier.safetensors`` and ``.json`` to ``paths.distill``."""
     options, source = conf.distill, Path(conf.paths.labels)
     labels, depth, signals, numerator = load_labels(source)
-    prompts = labels["prompt_id"].to_numpy(object)
+    prompts = prompt_keys(labels)
     held = validation_rows(prompts, options.validation_share, conf.seed, "distill.validation_share")
     folder = Path(conf.paths.distill)
     with stage_run(conf, "distill", folder) as stage:

@@ -14,7 +14,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -27,11 +27,19 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from pipeline.report import stage_run
 from treegraft_core.errors import InputError
-from treegraft_core.files import atomic_path, write_json, write_text
+from treegraft_core.files import atomic_path, write_text
 from treegraft_core.models import cache_argument
-from treegraft_core.prompts import chat_ids
-from treegraft_core.student import DraftVocabulary, build_student, own_state, save_student
+from treegraft_core.pair import eos_tokens, load_target
+from treegraft_core.prompts import chat_ids, read_prompts
+from treegraft_core.student import (
+    DraftVocabulary,
+    build_student,
+    own_state,
+    save_student,
+    student_config,
+)
 
 log = logging.getLogger(__name__)
 
@@ -229,7 +237,10 @@ def generate(
     jobs = [first_job(tokenizer, prompts[i]) for i in order]
     jobs = [job for job in jobs if len(job.ids) <= conf.max_prompt_tokens]
     held, rest = jobs[: conf.held_out_prompts], jobs[conf.held_out_prompts :]
-    queue = [("held", batch) for batch in plan_jobs(held, [0.0], conf.batch, conf.batch_tokens, conf.seed)]
+    queue = [
+        ("held", batch)
+        for batch in plan_jobs(held, [0.0], conf.batch, conf.batch_tokens, conf.seed)
+    ]
     queue += [
         ("train", batch)
         for batch in plan_jobs(
@@ -377,10 +388,10 @@ class Distillation:
             total_kl += float(self.loss(student, group)) * len(first)
         student.train()
         return {
-            "top1": counts[1] / counts[0],
-            "top10": counts[2] / counts[0],
-            "kl": total_kl / counts[0],
-            "tokens": counts[0],
+            "top1": float(counts[1] / counts[0]),
+            "top10": float(counts[2] / counts[0]),
+            "kl": float(total_kl / counts[0]),
+            "tokens": float(counts[0]),
         }
 
 
@@ -398,15 +409,17 @@ def fit(
     held: Distillation,
     folder: Path,
     conf: DictConfig,
+    report: Callable[[dict[str, float], int], None],
 ) -> list[dict[str, float]]:
     """Train until ``conf.steps``; checkpoint and continue from ``folder/checkpoint.pt``."""
     named = own_state(student)
     parameters = {n: p for n, p in student.named_parameters() if n in named}
+    groups: list[dict[str, Any]] = [
+        {"params": [p for p in parameters.values() if p.ndim > 1]},
+        {"params": [p for p in parameters.values() if p.ndim <= 1], "weight_decay": 0.0},
+    ]
     optimizer = torch.optim.AdamW(
-        [
-            {"params": [p for p in parameters.values() if p.ndim > 1]},
-            {"params": [p for p in parameters.values() if p.ndim <= 1], "weight_decay": 0.0},
-        ],
+        groups,
         lr=conf.learning_rate,
         betas=(0.9, 0.95),
         weight_decay=conf.weight_decay,
@@ -435,7 +448,7 @@ def fit(
         loss.backward()
         torch.nn.utils.clip_grad_norm_(list(parameters.values()), 1.0)
         optimizer.step()
-        running.append(float(loss))
+        running.append(float(loss.detach()))
         bar.set_postfix(kl=f"{np.mean(running[-20:]):.3f}")
         last = step + 1 == conf.steps
         if last or (step + 1) % conf.evaluate_every == 0:
@@ -447,6 +460,7 @@ def fit(
             }
             history.append(row)
             running = []
+            report({f"drafter/{k}": float(v) for k, v in row.items()}, step + 1)
             bar.write(
                 f"step {row['step']:5.0f}  train KL {row['train_kl']:.3f}  held-out KL "
                 f"{row['kl']:.3f}  top-1 {row['top1']:.3f}  top-10 {row['top10']:.3f}"
@@ -463,3 +477,144 @@ def fit(
                 )
     return history
 
+
+def work_key(conf: DictConfig, prompts: Sequence[Sequence[str]]) -> str:
+    """Digest of what decides the generated data, so that a changed recipe starts afresh."""
+    names = (
+        "temperatures",
+        "max_new_tokens",
+        "max_prompt_tokens",
+        "batch",
+        "batch_tokens",
+        "top_k",
+        "held_out_prompts",
+        "seed",
+    )
+    value = [{n: OmegaConf.to_container(conf)[n] for n in names}, [list(p) for p in prompts]]  # type: ignore[index,call-overload]
+    return digest(value)
+
+
+def digest(value: Any) -> str:
+    """Return a short digest of plain data."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
+
+
+def check_drafter(conf: DictConfig) -> None:
+    """Say what is wrong with the recipe before anything is loaded."""
+    for name in ("steps", "tokens", "batch", "vocabulary", "held_out_prompts", "evaluate_every"):
+        if int(conf[name]) < 1:
+            raise InputError(f"drafter.{name}={conf[name]}: must be at least 1")
+    if not conf.temperatures or any(t < 0 for t in conf.temperatures):
+        raise InputError(
+            f"drafter.temperatures={list(conf.temperatures)}: give one or more, each 0 or higher"
+        )
+
+
+def write_log(path: Path, history: Sequence[dict[str, float]]) -> None:
+    """Write the training log as CSV."""
+    with atomic_path(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, fieldnames=list(history[0]))
+        writer.writeheader()
+        writer.writerows({k: round(v, 5) for k, v in row.items()} for row in history)
+
+
+CARD = """# {name}
+
+A mid drafter for speculative decoding: a {n_layers}-layer depth-pruned student of `{target}`,
+distilled by this project's `stage=drafter`.
+
+- **What is here.** `student.safetensors` (bf16): {n_layers} transformer layers and the final norm,
+  started from the target's layers {layers}, and the list of {vocabulary:,} tokens that its head
+  covers. Embedding and head are the target's and are not stored. `recipe.yaml` is the
+  configuration that made it, `train_log.csv` its training log.
+- **Data.** {train_tokens:,} tokens that the target itself generated (temperatures {temperatures})
+  on `{prompts}`; no benchmark prompt.
+- **Loss.** KL(target ‖ student) over the target's top {top_k} tokens inside the draft vocabulary,
+  embedding and head frozen; {steps} steps of about {tokens_per_batch:,} tokens.
+- **Held-out agreement** with the target's argmax on {held_tokens:,} tokens of greedy generations to
+  {held_prompts} held-out prompts: top-1 **{top1:.3f}**, top-10 **{top10:.3f}**, KL {kl:.3f} nats.
+  A greedy token outside the draft vocabulary counts as a miss.
+- **Outside the vocabulary** a token gets log p = {floor:.3f} nats, the log of the probability mass
+  that the target puts outside it on held-out generations.
+- **Limits.** It only proposes; the target verifies every token, so it changes speed and never the
+  output. It is weak on topics and languages that the training prompts lack.
+- **Licence.** {licence}
+"""
+
+
+def run(conf: DictConfig) -> None:
+    """Distil a student of the configured target and write it with its recipe, log and card."""
+    recipe = conf.drafter
+    check_drafter(recipe)
+    prompts = [p.turns for p in read_prompts(recipe.prompts)]
+    folder, work = Path(recipe.folder), Path(recipe.work)
+    with stage_run(conf, "drafter", work) as stage:
+        stage.read(recipe.prompts, f"{len(prompts)} prompts")
+        if conf.engine.threads:
+            torch.set_num_threads(int(conf.engine.threads))
+        target, tokenizer = load_target(
+            str(conf.pair.target.path),
+            str(conf.engine.device),
+            "float32",
+            Path(conf.paths.cache) / "models",
+        )
+        student_config(target, list(recipe.layers))
+        vocab = int(target.get_output_embeddings().weight.shape[0])
+        eos = set(eos_tokens(target, tokenizer))
+        data = work / f"generations-{work_key(recipe, prompts)}"
+        held, train = generate(target, tokenizer, prompts, eos, data, recipe)
+        tokens = choose_vocabulary(train, int(recipe.vocabulary), vocab, eos)
+        floor = math.log(max(outside_mass(held, tokens, vocab), 1e-6))
+        torch.manual_seed(int(recipe.seed))
+        student = build_student(target, list(recipe.layers), tokens)
+        length = int(recipe.max_length)
+        history = fit(
+            student,
+            Distillation(train, tokens, vocab, length),
+            Distillation(held, tokens, vocab, length),
+            work / f"training-{digest(OmegaConf.to_container(recipe, resolve=True))}",
+            recipe,
+            stage.log,
+        )
+        final = history[-1]
+        figures = {
+            "top1": final["top1"],
+            "top10": final["top10"],
+            "kl": final["kl"],
+            "train_tokens": sum(len(t) for t in train.top_tokens),
+            "held_tokens": int(final["tokens"]),
+        }
+        save_student(
+            folder,
+            student,
+            DraftVocabulary(tokens, floor),
+            {"target": str(conf.pair.target.path), "layers": list(recipe.layers), **figures},
+        )
+        write_log(folder / "train_log.csv", history)
+        write_text(folder / "recipe.yaml", OmegaConf.to_yaml(recipe, resolve=True))
+        write_text(folder / "README.md", card(conf, figures, floor))
+        stage.show("training", [{k: float(v) for k, v in row.items()} for row in history[-12:]])
+        stage.metrics |= figures
+        stage.wrote(folder)
+
+
+def card(conf: DictConfig, figures: dict[str, Any], floor: float) -> str:
+    """Return the model card."""
+    recipe = conf.drafter
+    embedded = str(conf.pair.target.path).startswith("embedded:")
+    return CARD.format(
+        name=recipe.name,
+        target="SmolLM2-135M-Instruct" if embedded else conf.pair.target.path,
+        n_layers=len(recipe.layers),
+        layers=", ".join(map(str, recipe.layers)),
+        vocabulary=int(recipe.vocabulary),
+        temperatures=", ".join(map(str, recipe.temperatures)),
+        prompts=recipe.prompts,
+        top_k=recipe.top_k,
+        steps=recipe.steps,
+        tokens_per_batch=recipe.tokens_per_batch,
+        held_prompts=recipe.held_out_prompts,
+        floor=floor,
+        licence="Apache-2.0, as its target's." if embedded else "As its target's.",
+        **figures,
+    )

@@ -15,7 +15,9 @@ def open_pair(conf: DictConfig) -> Pair:
     """Load the configured pair, quietly."""
     transformers_logging.disable_progress_bar()
     if conf.engine.threads < 0:
-        raise InputError(f"engine.threads={conf.engine.threads}: must be 0 (torch's choice) or more")
+        raise InputError(
+            f"engine.threads={conf.engine.threads}: must be 0 (torch's choice) or more"
+        )
     if conf.engine.threads:
         torch.set_num_threads(int(conf.engine.threads))
     torch.manual_seed(int(conf.seed))

@@ -23,7 +23,6 @@ from pipeline.replay import (
     replay,
     scheduled,
     text_table,
-    throughput,
 )
 from pipeline.report import Stage, stage_run, table
 from pipeline.tasks import TaskPrompt, load_prompts
@@ -88,7 +87,6 @@ def replay_all(
     runs["scheduler"] = [replay(t, scheduled, depth * decision_ms) for t in tables]
     runs["oracle"] = [replay(t, oracle) for t in tables]
     return runs
-
 
 
 class Verdict:
@@ -341,7 +339,9 @@ def run(conf: DictConfig) -> None:
     prompts = load_prompts(conf, "evaluate", conf.evaluate.prompts_per_task)
     folder = Path(conf.paths.evaluation)
     with stage_run(conf, "evaluate", folder) as stage:
-        stage.read(conf.task.path or conf.task.evaluate or conf.task.hub.id, f"{len(prompts)} prompts")
+        stage.read(
+            conf.task.path or conf.task.evaluate or conf.task.hub.id, f"{len(prompts)} prompts"
+        )
         stage.read(conf.paths.scheduler)
         pair = open_pair(conf)
         texts, cut = greedy_texts(
@@ -406,9 +406,7 @@ def report_replay(
     values["findings"] = sentences(values)
     for line in values["findings"]:
         print(line)
-    stage.metrics |= {
-        k: v for k, v in values.items() if k not in ("findings",)
-    }
+    stage.metrics |= {k: v for k, v in values.items() if k not in ("findings",)}
     stage.metrics["states"] = int(sum(len(t.choice) for t in tables))
     write_json(folder / "replay.json", {"policies": policies, **values})
     stage.wrote(folder / "replay.json")

@@ -72,7 +72,7 @@ def read_literal(path: Path) -> dict[str, Any]:
 def count_tensors(path: Path) -> int:
     """Return the weights and biases that a safetensors file holds."""
     with safe_open(path, framework="np") as reader:
-        names = [name for name in reader.keys() if name.startswith("layers.")]
+        names = [name for name in list(reader.keys()) if name.startswith("layers.")]
         return int(sum(reader.get_tensor(name).size for name in names))
 
 

@@ -21,9 +21,9 @@ from treegraft_core import SIGNALS, InputError
 from treegraft_core.signals import context_features, context_names
 from treegraft_core.tree import FloatArray
 
-OUTCOMES = ("committed", "accepted", "t_draft_ms", "t_verify_ms")
+OUTCOMES = ("committed", "t_draft_ms", "t_verify_ms")
 CONTEXT_KEYS = ["prompt_tokens", "target_ms", "mid_ms", "step", "prefix"]
-GROUPS = {"task": "task", "pair": "pair", "prompt": "prompt_id"}
+GROUPS = ("task", "pair", "prompt")
 NUMERATORS = ("committed", "accepted")
 
 
@@ -132,17 +132,11 @@ def input_names(depth: int, signals: Iterable[str]) -> tuple[str, ...]:
 def context_matrix(frame: pd.DataFrame, depth: int) -> FloatArray:
     """Return `context_features` of every row, shape ``[n, 6 + D]``."""
     groups = frame.groupby(CONTEXT_KEYS, sort=False).ngroup().to_numpy()
-    distinct = frame.drop_duplicates(CONTEXT_KEYS)[CONTEXT_KEYS].itertuples(index=False)
+    distinct = frame.drop_duplicates(CONTEXT_KEYS)
+    columns = [distinct[key].tolist() for key in CONTEXT_KEYS]
     rows = [
-        context_features(
-            int(r.prompt_tokens),
-            float(r.target_ms),
-            float(r.mid_ms),
-            int(r.step),
-            [int(bit) for bit in r.prefix],
-            depth,
-        )
-        for r in distinct
+        context_features(tokens, target_ms, mid_ms, step, [int(bit) for bit in prefix], depth)
+        for tokens, target_ms, mid_ms, step, prefix in zip(*columns, strict=True)
     ]
     return np.stack(rows)[groups]
 
@@ -172,7 +166,12 @@ def group_keys(frame: pd.DataFrame, group: str) -> NDArray[np.object_]:
     """Return the key that may not be on both sides of a split: ``task``, ``pair``, ``prompt``."""
     if group not in GROUPS:
         raise InputError(f"select.group={group}: choose one of {', '.join(GROUPS)}")
-    return frame[GROUPS[group]].to_numpy(object)
+    return prompt_keys(frame) if group == "prompt" else frame[group].to_numpy(object)
+
+
+def prompt_keys(frame: pd.DataFrame) -> NDArray[np.object_]:
+    """Return each row's prompt, unique across tasks, shape ``[n]``."""
+    return (frame["task"] + "/" + frame["prompt_id"]).to_numpy(object)
 
 
 def validation_rows(
@@ -204,12 +203,16 @@ def check_numerator(conf: DictConfig) -> str:
     return numerator
 
 
-def throughput(
-    committed: FloatArray, draft_ms: FloatArray, verify_ms: FloatArray, numerator: str
-) -> FloatArray:
-    """Return η in tokens/s.
+def throughput(outcome: FloatArray, numerator: str) -> FloatArray:
+    """Return η in tokens/s, shape ``[n]``.
 
-    ``numerator`` is ``committed`` (A + 1, this project's η) or ``accepted`` (A, the paper's).
+    Parameters
+    ----------
+    outcome : float64 array, shape ``[n, 3]``
+        Committed tokens, t_D and t_V (ms): the columns `OUTCOMES`.
+    numerator : {"committed", "accepted"}
+        A + 1, this project's η, or A, the paper's.
     """
-    tokens = committed - 1.0 if numerator == "accepted" else committed
-    return 1000.0 * tokens / (draft_ms + verify_ms)
+    bonus = 1.0 if numerator == "accepted" else 0.0
+    eta: FloatArray = 1000.0 * (outcome[:, 0] - bonus) / (outcome[:, 1] + outcome[:, 2])
+    return eta

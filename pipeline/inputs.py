@@ -45,9 +45,10 @@ def read_json(path: Path, stage: str) -> dict[str, Any]:
 def read_tensors(path: Path, stage: str) -> dict[str, Tensor]:
     """Read a safetensors file that ``stage`` wrote."""
     try:
-        return load_file(require(path, stage))
+        tensors: dict[str, Tensor] = load_file(require(path, stage))
     except (SafetensorError, OSError) as error:
         raise damaged(path, stage, error) from error
+    return tensors
 
 
 def read_table(path: Path, stage: str, key: bytes) -> tuple[pd.DataFrame, dict[str, Any]]:

@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig
 
 from pipeline.features import (
+    OUTCOMES,
     Trajectories,
     bad_rows,
     check_numerator,
@@ -50,9 +51,10 @@ def sort_complete(rows: Trajectories) -> Trajectories:
     schedules = ["".join(bits) for bits in product("01", repeat=depth)]
     listing = pd.MultiIndex.from_product([range(1, depth + 1), schedules])
     seen = frame.groupby("state_id", sort=True)[["step", "schedule"]]
-    short = seen.size().ne(len(listing)) | frame.duplicated(
-        ["state_id", "step", "schedule"]
-    ).groupby(frame["state_id"]).any()
+    short = (
+        seen.size().ne(len(listing))
+        | frame.duplicated(["state_id", "step", "schedule"]).groupby(frame["state_id"]).any()
+    )
     if short.any():
         state = short.index[short.to_numpy()][0]
         distinct = frame[frame["state_id"] == state].drop_duplicates(["step", "schedule"])
@@ -85,9 +87,7 @@ def label_rows(rows: Trajectories, model: ValueModel, numerator: str) -> pd.Data
     ``rows`` as `sort_complete` returns them.
     """
     frame, depth = rows.frame, rows.depth
-    logged = throughput(
-        *frame[["committed", "t_draft_ms", "t_verify_ms"]].to_numpy(np.float64).T, numerator
-    )
+    logged = throughput(frame[list(OUTCOMES)].to_numpy(np.float64), numerator)
     first = frame.drop_duplicates(["state_id", "step", "prefix"])
     names = input_names(depth, model.signals)
     z = pd.DataFrame(scheduler_inputs(first, model.signals, depth), columns=list(names))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,7 +31,7 @@ def plot_policies(path: Path, verdict: Verdict, pair: str) -> None:
     labels = {verdict.small: "All Small", verdict.mid: "All Mid"}
     figure, axes = plt.subplots(figsize=(7, 8), layout="constrained")
     for y, name in enumerate(names):
-        low, high = verdict.interval(lambda at, name=name: verdict.eta(name, at))
+        low, high = verdict.interval(partial(verdict.eta, name))
         colour = colours.get(name, GREY)
         axes.barh(y, verdict.eta(name), color=colour, height=0.7)
         axes.plot([low, high], [y, y], color="black", linewidth=1)

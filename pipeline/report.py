@@ -87,7 +87,11 @@ def table(rows: Sequence[Mapping[str, Any]], title: str = "") -> str:
     cells = [names] + [[_cell(row.get(name, "")) for name in names] for row in rows]
     widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
     lines = [
-        "  " + "  ".join(c.ljust(w) if i == 0 else c.rjust(w) for i, (c, w) in enumerate(zip(line, widths, strict=True)))
+        "  "
+        + "  ".join(
+            c.ljust(w) if i == 0 else c.rjust(w)
+            for i, (c, w) in enumerate(zip(line, widths, strict=True))
+        )
         for line in cells
     ]
     rule = "  " + "-" * (sum(widths) + 2 * (len(widths) - 1))
@@ -155,7 +159,11 @@ class Stage:
         write_json(self.folder / "provenance.json", provenance(self.conf))
         self.wrote(self.folder / "metrics.json")
         self.wrote(self.folder / "provenance.json")
-        rows = [{"figure": k, "value": v} for k, v in self.metrics.items() if not isinstance(v, (dict, list))]
+        rows = [
+            {"figure": k, "value": v}
+            for k, v in self.metrics.items()
+            if not isinstance(v, (dict, list))
+        ]
         print("\n" + table(rows, f"stage={self.name}"))
         for verb, paths in (("read", self._read), ("wrote", self._wrote)):
             for path in paths:
@@ -168,8 +176,8 @@ class Stage:
                 names = list(rows_[0]) if rows_ else []
                 data = [[_plain(row.get(n)) for n in names] for row in rows_]
                 self.tracker.log({title: wandb.Table(columns=names, data=data)})
-            for name, path in self.figures.items():
-                self.tracker.log({name: wandb.Image(str(path))})
+            for name, picture in self.figures.items():
+                self.tracker.log({name: wandb.Image(str(picture))})
             self.tracker.summary.update(self.metrics)
 
 
@@ -193,7 +201,7 @@ def stage_run(conf: DictConfig, name: str, folder: Path | str) -> Iterator[Stage
             dir=conf.tracker.folder,
             job_type=name,
             name=f"{name}-{conf.pair.name}",
-            config=OmegaConf.to_container(conf, resolve=True),
+            config=dict(provenance(conf)["config"]),
         )
     try:
         started = time.monotonic()

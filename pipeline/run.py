@@ -29,12 +29,19 @@ def one_line(error: BaseException) -> str:
 def config_error(error: BaseException) -> str:
     """Turn a Hydra error into one line that names the key or the choice."""
     text = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
-    text = text.replace("See https://hydra.cc/docs/1.2/upgrades/1.0_to_1.1/automatic_schema_matching for migration instructions.", "")
+    text = text.replace(
+        "See https://hydra.cc/docs/1.2/upgrades/1.0_to_1.1/automatic_schema_matching for migration instructions.",
+        "",
+    )
     if "Could not find" in text and "Available options" in text:
         head, _, options = text.partition("Available options")
         name = head.split("'")[1] if "'" in head else head
         group, _, choice = name.partition("/")
-        listed = ", ".join(o.strip() for o in options.split(":", 1)[1].split("Config search")[0].split() if o.strip())
+        listed = ", ".join(
+            o.strip()
+            for o in options.split(":", 1)[1].split("Config search")[0].split()
+            if o.strip()
+        )
         return f"{group}={choice}: no such choice; choose one of {listed.replace(',,', ',')}"
     if "is not in struct" in text and "Could not override" in text:
         key = text.split("'")[1]
@@ -45,7 +52,10 @@ def config_error(error: BaseException) -> str:
 def check_config(overrides: list[str]) -> None:
     """Compose the configuration once, so that mistakes in it give one line."""
     plain = [o for o in overrides if not o.startswith("-")]
-    if any("," in o.partition("=")[2] and "[" not in o for o in plain) and {"-m", "--multirun"} & set(overrides):
+    if any("," in o.partition("=")[2] and "[" not in o for o in plain) and {
+        "-m",
+        "--multirun",
+    } & set(overrides):
         return
     with initialize_config_dir(str(CONF), version_base="1.3", job_name="check"):
         conf = compose("config", overrides=plain)

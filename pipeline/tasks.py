@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
@@ -124,4 +123,3 @@ def read_hub(name: str, hub: DictConfig) -> list[Prompt]:
             ) from error
         prompts.append(Prompt(f"{name}-{number}", name, tuple(turns)))
     return prompts
-

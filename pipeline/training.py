@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from pathlib import Path
@@ -138,7 +139,7 @@ class EpochReport(Callback):
 
     def __init__(self, stage: Stage, max_epochs: int):
         self.stage = stage
-        self.bar = tqdm(total=max_epochs, desc=stage.name, unit="epoch")
+        self.bar = tqdm(total=max_epochs, desc=stage.name, unit="epoch", mininterval=1)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Advance the bar and log."""
@@ -183,6 +184,7 @@ def fit(
     valid = Batches(z[held_rows], t[held_rows], CHUNK, None)
     cache = Path(stage.conf.paths.cache)
     cache.mkdir(parents=True, exist_ok=True)
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     with TemporaryDirectory(dir=cache, prefix=f"lightning-{stage.name}-") as folder:
         best = ModelCheckpoint(folder, monitor="val_loss", save_weights_only=True)
         progress = EpochReport(stage, options.max_epochs)

@@ -14,9 +14,11 @@ from sklearn.metrics import mean_absolute_error, r2_score
 from torch import Tensor, nn
 
 from pipeline.features import (
+    OUTCOMES,
     check_numerator,
     input_names,
     load_trajectories,
+    prompt_keys,
     read_selection,
     throughput,
     validation_rows,
@@ -28,7 +30,7 @@ from pipeline.training import Regressor, fit, save_module
 from treegraft_core.files import write_json
 from treegraft_core.tree import FloatArray
 
-HEADS = ("committed", "t_draft_ms", "t_verify_ms")
+HEADS = OUTCOMES
 VALUE_FORMAT = 1
 
 
@@ -87,8 +89,7 @@ class ValueModel:
 
     def eta(self, x: FloatArray, numerator: str) -> FloatArray:
         """Return η̂ in tokens/s, shape ``[n]``."""
-        committed, draft_ms, verify_ms = self.heads(x).T
-        return throughput(committed, draft_ms, verify_ms, numerator)
+        return throughput(self.heads(x), numerator)
 
 
 def build(inputs: int, hidden: Sequence[int], options: DictConfig | None, seed: int) -> Regressor:
@@ -122,12 +123,14 @@ def load_value(folder: Path) -> ValueModel:
     return ValueModel(module, depth, signals, low, high)
 
 
-def quality(model: ValueModel, x: FloatArray, y: FloatArray, numerator: str) -> list[dict[str, Any]]:
+def quality(
+    model: ValueModel, x: FloatArray, y: FloatArray, numerator: str
+) -> list[dict[str, Any]]:
     """Return R² and mean absolute error of the heads and of η̂ on rows ``x``, ``y [n, 3]``."""
     predicted = model.heads(x)
-    truth = throughput(*y.T, numerator)
+    truth = throughput(y, numerator)
     columns = [(name, y[:, i], predicted[:, i]) for i, name in enumerate(HEADS)]
-    columns.append(("eta_tokens_per_s", truth, throughput(*predicted.T, numerator)))
+    columns.append(("eta_tokens_per_s", truth, throughput(predicted, numerator)))
     return [
         {
             "output": name,
@@ -145,7 +148,7 @@ def run(conf: DictConfig) -> None:
     numerator, options = check_numerator(conf), conf.value
     signals = read_selection(conf)
     rows = load_trajectories(conf)
-    prompts = rows.frame["prompt_id"].to_numpy(object)
+    prompts = prompt_keys(rows.frame)
     held = validation_rows(prompts, options.validation_share, conf.seed, "value.validation_share")
     folder = Path(conf.paths.value)
     with stage_run(conf, "value", folder) as stage:
@@ -183,7 +186,8 @@ def write_value(
     """Write the network and its header."""
     module = model.module
     save_module(folder / "value.safetensors", module)
-    columns = zip(HEADS, module.y_mean.tolist(), module.y_std.tolist(), model.low, model.high)
+    mean_std = (module.y_mean.tolist(), module.y_std.tolist())
+    columns = zip(HEADS, *mean_std, model.low, model.high, strict=True)
     header = {
         "format": VALUE_FORMAT,
         "depth": model.depth,

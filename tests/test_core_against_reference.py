@@ -30,7 +30,7 @@ from treegraft_core.drafting import (
 from treegraft_core.signals import SIGNALS, signals
 from treegraft_core.tree import DraftTree, FloatArray, IntArray
 
-properties = settings(derandomize=True, deadline=None, max_examples=120, database=None)
+properties = settings(derandomize=True, deadline=None, max_examples=80, database=None)
 
 
 def fake_log_probs(seed: int, vocab: int) -> Callable[[tuple[int, ...]], list[float]]:
@@ -384,9 +384,7 @@ def test_accepted_path_and_ranks(case: Case, continuation: list[int]) -> None:
     path, ranks = accepted_path(both.fast, kept, continuation)
     twins = slow.prune(both.slow, case.config.verify_nodes)
     assert len(path) == slow.accepted(both.slow, twins, continuation)
-    assert fast_paths(both.fast, path) == [
-        tuple(continuation[:n]) for n in range(1, len(path) + 1)
-    ]
+    assert fast_paths(both.fast, path) == [tuple(continuation[:n]) for n in range(1, len(path) + 1)]
     assert [int(kept[r]) for r in ranks] == path
     for budget in range(1, case.config.verify_nodes + 1):
         smaller = slow.prune(both.slow, budget)
@@ -444,7 +442,9 @@ def test_both_ways_of_evaluating_give_the_same_tree(case: Case) -> None:
             graft=case.config.graft,
             evaluation=evaluation,
         )
-        both = Both.start(Case(case.tokens, case.log_p, case.schedule, config, case.vocab, case.seed))
+        both = Both.start(
+            Case(case.tokens, case.log_p, case.schedule, config, case.vocab, case.seed)
+        )
         calls = []
         for step, bit in enumerate(case.schedule, start=1):
             if bit:
@@ -466,6 +466,22 @@ def test_both_ways_of_evaluating_give_the_same_tree(case: Case) -> None:
             )
         )
     assert results[0] == results[1]
+
+
+def test_a_tree_outgrows_its_first_arrays() -> None:
+    """Spare capacity runs out without a change of any value."""
+    tree = DraftTree.from_root(1)
+    for i in range(400):
+        tree.add(i // 2, i % 2, -0.25)
+    assert len(tree) == 401
+    assert tree.parent[1:401].tolist() == [i // 2 for i in range(400)]
+    assert np.isnan(tree.mid_log_p[1:401]).all()
+    assert (tree.row[1:401] == -1).all()
+    assert not tree.expanded[:401].any() and not tree.seen[:401].any()
+    assert tree.log_s[1:401].tolist() == [-0.25 * tree.depth[i] for i in range(1, 401)]
+    before = tree.log_s[:401].tolist()
+    tree.update_scores()
+    assert tree.log_s[:401].tolist() == before
 
 
 # Examples written by hand ---------------------------------------------------------------------

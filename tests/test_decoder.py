@@ -20,6 +20,7 @@ from transformers import (
     Qwen3Config,
 )
 
+import treegraft_core.decoder as decoder_module
 from tests import reference as slow
 from tests.conftest import VOCAB, tiny_llama, word_tokenizer
 from treegraft_core.artifact import SchedulerArtifact
@@ -125,7 +126,7 @@ def test_drafts_are_accepted_by_both_drafters(tiny_pair: Pair) -> None:
     """The losslessness tests are worth something: rounds accept draft tokens."""
     for name in SCHEDULERS:
         decoder = TreeGraftDecoder(tiny_pair, SCHEDULERS[name](), CONFIG)
-        results = [decoder.generate(prompt, 40, ()) for prompt in PROMPTS]
+        results = [decoder.generate(prompt, 40, ()) for prompt in PROMPTS[1:3]]
         assert sum(r.accepted for result in results for r in result.rounds) >= 10
 
 
@@ -295,7 +296,6 @@ def test_accepted_path_from_the_known_continuation_equals_verification(tiny_pair
     expected = greedy(tiny_pair.target, PROMPTS[1], 60, eos=None)
     text = [*PROMPTS[1], *expected]
     seen: list[tuple[DraftTree, IntArray]] = []
-    decoder_module = __import__("treegraft_core.decoder", fromlist=["verify_greedy"])
     original = decoder_module.verify_greedy
 
     def spy(target: CachedModel, tree: DraftTree, kept: IntArray, length: int, width: int):
@@ -327,9 +327,10 @@ def ends_of_rounds(result: Generation) -> set[int]:
 def test_stops_exactly_at_the_limit(tiny_pair: Pair) -> None:
     """Every limit, most of them inside an accepted path."""
     full = unlimited(tiny_pair, PROMPTS[1])
+    decoder = TreeGraftDecoder(tiny_pair, all_mid(5), CONFIG)
     inside = 0
-    for limit in range(1, 31):
-        result = TreeGraftDecoder(tiny_pair, all_mid(5), CONFIG).generate(PROMPTS[1], limit, ())
+    for limit in range(1, 21):
+        result = decoder.generate(PROMPTS[1], limit, ())
         assert result.tokens == full.tokens[:limit]
         assert result.stopped == "length"
         if limit not in ends_of_rounds(full):
@@ -341,9 +342,9 @@ def test_stops_exactly_at_the_limit(tiny_pair: Pair) -> None:
 def test_stops_exactly_at_eos(tiny_pair: Pair) -> None:
     """Every token as EOS: its first occurrence is the last token, also inside a path."""
     inside = 0
-    for prompt in PROMPTS:
+    for prompt in PROMPTS[1:3]:
         full = unlimited(tiny_pair, prompt)
-        for eos in sorted(set(full.tokens)):
+        for eos in sorted(set(full.tokens[:20])):
             cut = full.tokens.index(eos) + 1
             result = TreeGraftDecoder(tiny_pair, all_mid(5), CONFIG).generate(prompt, 40, [eos])
             assert result.tokens == full.tokens[:cut]
@@ -382,7 +383,6 @@ def test_never_exceeds_the_context(name: str, monkeypatch: pytest.MonkeyPatch) -
     target.config.max_position_embeddings = 24
     pair = Pair("tiny", target, noisy(target), word_tokenizer(), None, ())
     positions = spy_positions(monkeypatch)
-    prompt = PROMPTS[1]
     for length in (5, 22, 23):
         prompt = (PROMPTS[2] * 2)[:length]
         result = TreeGraftDecoder(pair, SCHEDULERS[name](), CONFIG).generate(prompt, 100)
@@ -402,10 +402,12 @@ def test_the_end_of_learned_positions(name: str) -> None:
     )
     target = AutoModelForCausalLM.from_config(config, dtype=torch.float64).eval()
     pair = Pair("gpt2", target, noisy(target), word_tokenizer(), None, ())
-    result = TreeGraftDecoder(pair, SCHEDULERS[name](), CONFIG).generate(PROMPTS[1], 100)
-    assert result.stopped == "context"
-    assert len(result.tokens) == 15
-    assert result.tokens == greedy(target, PROMPTS[1], 15, eos=None)
+    for length in (5, 18, 19):
+        prompt = (PROMPTS[2] * 2)[:length]
+        result = TreeGraftDecoder(pair, SCHEDULERS[name](), CONFIG).generate(prompt, 100)
+        assert result.stopped == "context"
+        assert len(result.tokens) == 20 - length
+        assert result.tokens == greedy(target, prompt, 20 - length, eos=None)
 
 
 # Streaming and input errors -------------------------------------------------------------------
@@ -482,12 +484,14 @@ def test_a_scheduler_that_reads_signals_needs_a_profile(tiny_pair: Pair) -> None
 def test_random_schedules_repeat_by_seed() -> None:
     """Same seed, same decisions; the call rate holds at its ends."""
     state = StepState(1, (), 5, 3, 1.0, 1.0)
-    draws = [[RandomSchedule(s).decide(state) for _ in range(1)] for s in (1, 1)]
-    assert draws[0] == draws[1]
-    one, other = RandomSchedule(1), RandomSchedule(2)
-    assert [one.decide(state) for _ in range(40)] != [other.decide(state) for _ in range(40)]
-    assert {RandomSchedule(0, 0.0).decide(state) for _ in range(9)} == {0}
-    assert {RandomSchedule(0, 1.0).decide(state) for _ in range(9)} == {1}
+
+    def draws(scheduler: RandomSchedule) -> list[int]:
+        return [scheduler.decide(state) for _ in range(40)]
+
+    assert draws(RandomSchedule(1)) == draws(RandomSchedule(1)) != draws(RandomSchedule(2))
+    assert set(draws(RandomSchedule(1))) == {0, 1}
+    assert set(draws(RandomSchedule(0, 0.0))) == {0}
+    assert set(draws(RandomSchedule(0, 1.0))) == {1}
 
 
 # The mid drafter's cache and the counts -------------------------------------------------------
@@ -508,7 +512,6 @@ def test_mid_cache_catches_up_after_rounds_without_calls(tiny_pair: Pair) -> Non
             assert not trees
             behind += len(committed)
             continue
-        assert number == 2 or number == 3 or number >= 5
         tree = trees[-1]
         fresh = MidDrafter(CachedModel(tiny_pair.mid), CONFIG.width, None, VOCAB)
         fresh.begin_round(before)
@@ -543,7 +546,8 @@ def spy_trees(decoder: TreeGraftDecoder) -> list[DraftTree]:
 def test_counts_are_the_tokens_that_the_models_read(tiny_pair: Pair, evaluation: str) -> None:
     """Refresh + expand (or all) nodes, what was caught up, and kept nodes + root."""
     config = DraftingConfig(5, 4, 12, evaluation=evaluation)
-    decoder = TreeGraftDecoder(tiny_pair, RandomSchedule(8), config)
+    schedule = ByRound([1, 0, 1, 1, 0], [0] * 5, [0, 1, 0, 0, 1], [1] * 5, [0] * 5, [0, 0, 0, 1, 1])
+    decoder = TreeGraftDecoder(tiny_pair, schedule, config)
     context = decoder.start(PROMPTS[2])
     read: dict[int, list[int]] = {}
     original = CachedModel.run
@@ -636,6 +640,22 @@ def test_restricted_vocabulary_gives_the_floor_outside(tiny_pair: Pair) -> None:
     expected = greedy(tiny_pair.target, PROMPTS[2], 25, eos=None)
     decoder = TreeGraftDecoder(pair, RandomSchedule(6), CONFIG)
     assert decoder.generate(PROMPTS[2], 25).tokens == expected
+
+
+def test_a_wider_head_of_the_mid_drafter_is_cut_to_the_targets(tiny_pair: Pair) -> None:
+    """Padded vocabularies: log p is normalised over the target's tokens alone."""
+    wide = tiny_llama(2, vocab=VOCAB + 16)
+    drafter = MidDrafter(CachedModel(wide), VOCAB, None, VOCAB)
+    drafter.begin_round([4, 5])
+    tree = DraftTree.from_root(5)
+    drafter.evaluate(tree, np.array([0]))
+    got = drafter.rows.log_p(tree, np.zeros(VOCAB, np.int64), np.arange(VOCAB))
+    plain = np.array(plain_log_probs(wide, [4, 5])(()))[:VOCAB]
+    assert got == pytest.approx(plain - np.log(np.exp(plain).sum()), abs=1e-9)
+    assert sorted(drafter.rows.top(tree, np.array([0]))[0][0]) == list(range(VOCAB))
+    pair = Pair("wide", tiny_pair.target, wide, tiny_pair.tokenizer, None, ())
+    result = TreeGraftDecoder(pair, all_mid(5), CONFIG).generate(PROMPTS[1], 15)
+    assert result.tokens == greedy(tiny_pair.target, PROMPTS[1], 15, eos=None)
 
 
 def test_a_replacing_graft_accepts_less() -> None:

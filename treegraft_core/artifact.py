@@ -67,9 +67,7 @@ class SchedulerArtifact:
             self.x_mean.shape == self.x_std.shape == (n_inputs,)
             and len(self.weights) == len(self.biases) >= 1
             and sizes[-1] == 1
-            and all(
-                w.shape == (sizes[i + 1], sizes[i]) for i, w in enumerate(self.weights)
-            )
+            and all(w.shape == (sizes[i + 1], sizes[i]) for i, w in enumerate(self.weights))
         )
         if not good:
             raise InputError(
@@ -114,7 +112,9 @@ class SchedulerArtifact:
             tensors[f"layers.{i}.weight"] = w
             tensors[f"layers.{i}.bias"] = b
         with atomic_path(folder / "scheduler.safetensors") as temporary:
-            save_file({k: torch.tensor(np.ascontiguousarray(v)) for k, v in tensors.items()}, temporary)
+            save_file(
+                {k: torch.tensor(np.ascontiguousarray(v)) for k, v in tensors.items()}, temporary
+            )
         header = {
             "format": ARTIFACT_FORMAT,
             "depth": self.depth,
@@ -144,7 +144,10 @@ class SchedulerArtifact:
     def save_literal(self, path: Path | str) -> None:
         """Write the Python module that the paper's runtime loads: one literal, nothing else."""
         body = pprint.pformat(self.literal(), width=100, compact=True, sort_dicts=False)
-        write_text(path, f'"""TreeGraft scheduler for the paper\'s runtime."""\n\n{LITERAL_NAME} = {body}\n')
+        write_text(
+            path,
+            f'"""TreeGraft scheduler for the paper\'s runtime."""\n\n{LITERAL_NAME} = {body}\n',
+        )
 
 
 def load_scheduler(path: Path | str) -> SchedulerArtifact:
@@ -163,7 +166,7 @@ def load_scheduler(path: Path | str) -> SchedulerArtifact:
     try:
         header = json.loads((path / "scheduler.json").read_text(encoding="utf-8"))
         with safe_open(path / "scheduler.safetensors", framework="pt") as reader:
-            t = {name: reader.get_tensor(name).double().numpy() for name in reader.keys()}
+            t = {name: reader.get_tensor(name).double().numpy() for name in list(reader.keys())}
         n_layers = sum(name.endswith(".weight") for name in t)
         return SchedulerArtifact(
             depth=int(header["depth"]),
@@ -206,7 +209,15 @@ def _load_literal(path: Path) -> SchedulerArtifact:
         )
     except InputError:
         raise
-    except (OSError, KeyError, TypeError, ValueError, SyntaxError, StopIteration, RecursionError) as error:
+    except (
+        OSError,
+        KeyError,
+        TypeError,
+        ValueError,
+        SyntaxError,
+        StopIteration,
+        RecursionError,
+    ) as error:
         raise InputError(
             f"scheduler={path}: holds no literal {LITERAL_NAME} ({error}); run stage=export"
         ) from error

@@ -173,8 +173,10 @@ class TreeGraftDecoder:
         self.keep_trees = keep_trees
         self.log_signals = log_signals
         if scheduler.reads_signals and profile is None:
-            raise InputError("profile=None: this scheduler reads T_tgt and T_mid; run stage=profile")
-        evaluation = self.config.evaluation
+            raise InputError(
+                "profile=None: this scheduler reads T_tgt and T_mid; run stage=profile"
+            )
+        evaluation: str = self.config.evaluation
         if evaluation == "auto":
             evaluation = profile.evaluation if profile else "needed"
         self._everything = evaluation == "all"
@@ -281,6 +283,11 @@ class TreeGraftDecoder:
         values = token_log_p(logits, tokens[1:], self.config.width)
         self._mid.prefill(tokens[:-1])
         return Context(tokens, [0.0, *values], self.config.max_ngram)
+
+    def rewind(self, length: int) -> None:
+        """Cut both caches back to their first ``length`` committed tokens."""
+        self._target.keep(min(length, self._target.length))
+        self._mid.model.keep(min(length, self._mid.model.length))
 
     def round(self, context: Context, prompt_tokens: int) -> tuple[Round, list[int]]:
         """Run one round on ``context``, which grows by the committed tokens.
@@ -394,7 +401,10 @@ def clip(new: list[int], have: int, limit: int, eos: set[int]) -> str | None:
 
 
 def decode_plain(
-    pair: Pair, prompt_ids: Sequence[int], max_new_tokens: int, eos_token_ids: Sequence[int] | None = None
+    pair: Pair,
+    prompt_ids: Sequence[int],
+    max_new_tokens: int,
+    eos_token_ids: Sequence[int] | None = None,
 ) -> Generation:
     """Decode with the target alone, one token a pass; the baseline of every speed-up."""
     model = CachedModel(pair.target)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import numpy as np
@@ -46,11 +46,10 @@ class DraftingConfig:
     evaluation: Literal["needed", "all", "auto"] = "auto"
 
     def __post_init__(self) -> None:
-        for f in fields(self):
-            value = getattr(self, f.name)
-            if f.name in ("depth", "width", "verify_nodes", "max_ngram"):
-                if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                    raise InputError(f"drafting.{f.name}={value}: must be an integer of at least 1")
+        for name in ("depth", "width", "verify_nodes", "max_ngram"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise InputError(f"drafting.{name}={value}: must be an integer of at least 1")
         allowed = {
             "pool": ("tree", "frontier"),
             "graft": ("add", "replace"),
@@ -248,9 +247,7 @@ def refresh(tree: DraftTree, scores: MidScores) -> None:
     nodes = tree.nodes()
     unscored = nodes[np.isnan(tree.mid_log_p[nodes])]
     if len(unscored):
-        tree.mid_log_p[unscored] = scores.log_p(
-            tree, tree.parent[unscored], tree.token[unscored]
-        )
+        tree.mid_log_p[unscored] = scores.log_p(tree, tree.parent[unscored], tree.token[unscored])
     tree.log_p[nodes] = tree.mid_log_p[nodes]
     tree.update_scores()
 

@@ -53,9 +53,7 @@ def embedded_target(cache: Path | None = None) -> Path:
     transformers_logging.disable_progress_bar()
     try:
         source, name = files[0].parent, files[0].name
-        loaded = AutoModelForCausalLM.from_pretrained(
-            source, gguf_file=name, dtype=torch.float32
-        )
+        loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.float32)
         tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=name)
         values = loaded.config.to_dict()
         values.pop("quantization_config", None)

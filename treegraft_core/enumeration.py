@@ -242,7 +242,9 @@ def _advance(
         call = MidCall()
         requests.append((state, branch.tree, begin_mid_step(branch.tree, call, False)))
         calls.append(call)
-        mid.append((state, Branch(branch.tree, branch.frontier, (*branch.bits, 1), branch.calls, seen)))
+        mid.append(
+            (state, Branch(branch.tree, branch.frontier, (*branch.bits, 1), branch.calls, seen))
+        )
     table.evaluate(requests)
     picks, requests = [], []
     for (state, branch), call in zip(mid, calls, strict=True):

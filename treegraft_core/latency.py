@@ -115,11 +115,12 @@ class LatencyProfile:
             value = json.loads(Path(path).read_text(encoding="utf-8"))
             value.pop("format")
             for name in ("mid", "verify"):
+                grid = value[name]
                 value[name] = Grid(
-                    **{
-                        k: tuple(tuple(r) if isinstance(r, list) else r for r in v)
-                        for k, v in value[name].items()
-                    }
+                    tokens=tuple(map(int, grid["tokens"])),
+                    context=tuple(map(int, grid["context"])),
+                    ms=tuple(tuple(map(float, row)) for row in grid["ms"]),
+                    spread_ms=tuple(tuple(map(float, row)) for row in grid["spread_ms"]),
                 )
             return cls(**value)
         except (OSError, KeyError, TypeError, ValueError) as error:
@@ -151,9 +152,7 @@ class LatencyProfile:
             + self.accept_ms
         )
 
-    def step_ms(
-        self, call: MidCall | None, context: int, evaluation: str | None = None
-    ) -> float:
+    def step_ms(self, call: MidCall | None, context: int, evaluation: str | None = None) -> float:
         """Time of one drafting step, ms; ``call`` is None for a small step."""
         return self.small_ms if call is None else self.mid_call_ms(call, context, evaluation)
 

@@ -168,14 +168,14 @@ class MidDrafter:
         for i, node in enumerate(fresh.tolist()):
             self._slot[node] = start + len(pending) + i
         tokens = np.concatenate([np.array(pending, np.int64), tree.token[fresh]])
-        positions = np.concatenate([np.arange(start, start + len(pending)), base - 1 + tree.depth[fresh]])
+        positions = np.concatenate(
+            [np.arange(start, start + len(pending)), base - 1 + tree.depth[fresh]]
+        )
         ancestors = [[self._slot[a] for a in tree.path(int(n))[:-1]] for n in fresh]
         visible = np.zeros((q, start + q), bool)
         visible[: len(pending), :start] = True
         visible[: len(pending), start : start + len(pending)] = np.tri(len(pending), dtype=bool)
-        visible[len(pending) :] = tree_mask(
-            start + len(pending), base, ancestors, len(fresh)
-        )
+        visible[len(pending) :] = tree_mask(start + len(pending), base, ancestors, len(fresh))
         rows = np.arange(max(0, len(pending) - 1), q)
         logits = self.model.run(tokens, positions, visible, rows)
         if first_call:

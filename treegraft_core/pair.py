@@ -210,11 +210,12 @@ def load_pair(
         mid=drafter,
         tokenizer=tokenizer,
         vocabulary=vocabulary,
-        eos_token_ids=_eos(model, tokenizer),
+        eos_token_ids=eos_tokens(model, tokenizer),
     )
 
 
-def _eos(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+def eos_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
+    """Return the tokens that end an answer: the generation config's, else the tokenizer's."""
     value = getattr(model.generation_config, "eos_token_id", None)
     if value is None:
         value = tokenizer.eos_token_id

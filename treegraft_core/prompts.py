@@ -76,9 +76,7 @@ def read_prompts(path: Path | str) -> list[Prompt]:
     return prompts
 
 
-def chat_ids(
-    tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]]
-) -> list[int]:
+def chat_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]]) -> list[int]:
     """Token ids of a conversation up to the start of the next answer.
 
     Uses the tokenizer's own chat template; a tokenizer without one (a base model) gets the turns

@@ -187,7 +187,7 @@ def load_student(
         meta = json.loads((folder / META_NAME).read_text(encoding="utf-8"))
         config = AutoConfig.from_pretrained(folder)
         with safe_open(folder / WEIGHTS_NAME, framework="pt") as reader:
-            tensors = {name: reader.get_tensor(name) for name in reader.keys()}
+            tensors = {name: reader.get_tensor(name) for name in list(reader.keys())}
         tokens = tensors.pop("draft_vocabulary").to(torch.int64)
         floor_log_p = float(meta["floor_log_p"])
     except (OSError, KeyError, ValueError, SafetensorError) as error:

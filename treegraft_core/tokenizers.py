@@ -10,9 +10,7 @@ from transformers import PreTrainedTokenizerBase
 from treegraft_core.errors import InputError
 
 
-def check_same_tokenizer(
-    target: PreTrainedTokenizerBase, mid: PreTrainedTokenizerBase
-) -> None:
+def check_same_tokenizer(target: PreTrainedTokenizerBase, mid: PreTrainedTokenizerBase) -> None:
     """Compare vocabulary, merges and special tokens of two tokenizers.
 
     Raises

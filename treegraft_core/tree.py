@@ -168,8 +168,8 @@ class DraftTree:
         n = self.size
         doomed = np.zeros(n, bool)
         for i in range(node + 1, n):
-            parent = self.parent[i]
-            doomed[i] = self.alive[i] and (parent == node or doomed[parent])
+            above = int(self.parent[i])
+            doomed[i] = self.alive[i] and (above == node or doomed[above])
         gone = np.flatnonzero(doomed)
         self.alive[gone] = False
         self.removed += len(gone)

@@ -319,9 +319,7 @@ def run_round(
             _, frontier, counts = mid_step(tree, frontier, log_probs, width, pool, graft)
             result.counts.append(counts)
         else:
-            frontier = small_step(
-                tree, frontier, context, context_log_p, step, width, max_ngram
-            )
+            frontier = small_step(tree, frontier, context, context_log_p, step, width, max_ngram)
     result.frontiers.append(frontier)
     result.kept = prune(tree, budget)
     return result

@@ -1,0 +1,370 @@
+"""The offline stages, in order, on trajectories with a planted rule."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+from collections import defaultdict
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+from safetensors.torch import load_file
+
+from pipeline import report
+from pipeline.distill import check_parameters
+from pipeline.features import (
+    context_matrix,
+    input_names,
+    load_trajectories,
+    scheduler_inputs,
+    trajectory_folder,
+    validation_rows,
+    value_inputs,
+)
+from pipeline.training import column_stats
+from tests.pipeline.synthetic import DEPTH, RULE_SIGNAL, THRESHOLD, write_trajectories
+from treegraft_core import SIGNALS, InputError, load_scheduler
+from treegraft_core.signals import context_features
+
+ROOT = Path(__file__).resolve().parents[2]
+STAGES = ("select", "value", "label", "distill", "export")
+STATES = 120
+QUICK = (
+    "value.max_epochs=14",
+    "value.batch_size=512",
+    "distill.max_epochs=25",
+    "distill.batch_size=256",
+)
+
+
+def config(data: Path, stage: str, *overrides: str) -> DictConfig:
+    """Compose the real configuration with its data below ``data``."""
+    fixed = [f"stage={stage}", f"paths.data={data}", "tracker=disabled", *QUICK]
+    with initialize_config_dir(str(ROOT / "conf"), version_base="1.3"):
+        return compose("config", overrides=[*fixed, *overrides])
+
+
+def run_stage(data: Path, stage: str, *overrides: str) -> None:
+    """Run one stage as the entry point does."""
+    import_module(f"pipeline.{stage}").run(config(data, stage, *overrides))
+
+
+def files(folder: Path) -> list[str]:
+    """Return every file and folder below ``folder``."""
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Compute on one thread, and leave git alone."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "git_sha", lambda: "test")
+        yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def pair() -> str:
+    """Return the default pair's name."""
+    return str(config(Path("unused"), "select").pair.name)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory, pair: str) -> Path:
+    """Return a data folder in which all five stages have run."""
+    folder = tmp_path_factory.mktemp("offline")
+    write_trajectories(folder, pair, STATES)
+    for stage in STAGES:
+        run_stage(folder, stage)
+    return folder
+
+
+@pytest.fixture
+def copy(data: Path, tmp_path: Path) -> Path:
+    """Return a copy of ``data`` that a test may damage."""
+    return Path(shutil.copytree(data, tmp_path / "data"))
+
+
+def test_context_matrix_equals_the_core_row_by_row(data: Path) -> None:
+    rows = load_trajectories(config(data, "value"))
+    matrix = context_matrix(rows.frame, DEPTH)
+    for i in np.random.default_rng(0).choice(len(matrix), 300, replace=False):
+        r = rows.frame.iloc[i]
+        bits = [int(b) for b in r["schedule"]][: r["step"] - 1]
+        expected = context_features(
+            r["prompt_tokens"], r["target_ms"], r["mid_ms"], r["step"], bits, DEPTH
+        )
+        np.testing.assert_array_equal(matrix[i], expected)
+
+
+def test_inputs_have_the_design_s_17_numbers_and_the_schedule_ahead(data: Path) -> None:
+    rows = load_trajectories(config(data, "value"))
+    signals = SIGNALS[:6]
+    z = scheduler_inputs(rows.frame, signals, DEPTH)
+    assert z.shape[1] == len(input_names(DEPTH, signals)) == 17
+    np.testing.assert_array_equal(z[:, 11:], rows.frame[list(signals)].to_numpy())
+    x = value_inputs(rows, signals)
+    for i in range(0, len(x), 997):
+        schedule, step = rows.frame["schedule"].iloc[i], rows.frame["step"].iloc[i]
+        ahead = [0 if j < step else 2 * int(b) - 1 for j, b in enumerate(schedule, start=1)]
+        assert x[i, 17:].tolist() == ahead
+
+
+def test_validation_holds_whole_prompts() -> None:
+    prompts = np.array([f"p{i % 10}" for i in range(200)], dtype=object)
+    held = validation_rows(prompts, 0.2, 3, "value.validation_share")
+    assert len(set(prompts[held])) == 2
+    assert not set(prompts[held]) & set(prompts[~held])
+    np.testing.assert_array_equal(held, validation_rows(prompts, 0.2, 3, "k"))
+    with pytest.raises(InputError, match="1 prompt"):
+        validation_rows(prompts[:1], 0.2, 3, "value.validation_share")
+
+
+def test_constant_columns_have_std_1() -> None:
+    mean, std = column_stats(np.array([[82.1, 1.0], [82.1, 3.0], [82.1, 5.0]]))
+    assert (mean[0], std[0], mean[1]) == (82.1, 1.0, 3.0)
+
+
+def test_selection_keeps_the_signal_that_matters_in_table_order(data: Path, pair: str) -> None:
+    selection = json.loads((data / "selection" / pair / "selection.json").read_text())
+    signals = selection["signals"]
+    assert len(signals) == 6
+    assert signals == sorted(signals, key=SIGNALS.index)
+    assert selection["cv"]["order"][1]["signal"] == RULE_SIGNAL
+    assert selection["cv"]["r2"] > selection["cv"]["order"][0]["r2"] + 0.05
+
+
+def value_by_hand(folder: Path, x: list[float]) -> float:
+    """Return η̂ of one input from the files alone, one number at a time."""
+    t = {k: v.double().numpy() for k, v in load_file(folder / "value.safetensors").items()}
+    stats = json.loads((folder / "value.json").read_text())["stats"]
+    h = (np.array(x) - t["x_mean"]) / t["x_std"]
+    for i in (0, 2):
+        h = t[f"net.trunk.{i}.weight"] @ h + t[f"net.trunk.{i}.bias"]
+        h = h / (1.0 + np.exp(-h))
+    out = {}
+    for i, name in enumerate(("committed", "t_draft_ms", "t_verify_ms")):
+        raw = (t[f"net.heads.{name}.weight"] @ h + t[f"net.heads.{name}.bias"])[0]
+        raw = raw * t["y_std"][i] + t["y_mean"][i]
+        out[name] = min(max(raw, stats[name]["min"]), stats[name]["max"])
+    return float(1000 * out["committed"] / (out["t_draft_ms"] + out["t_verify_ms"]))
+
+
+def test_labels_equal_a_slow_obvious_computation(data: Path, pair: str) -> None:
+    parts = sorted((data / "trajectories").rglob("*.parquet"))
+    rows: list[dict[str, Any]] = pq.ParquetFile(parts[0]).read().to_pylist()
+    states = sorted({r["state_id"] for r in rows})[:2]
+    signals = json.loads((data / "value" / pair / "value.json").read_text())["selected_signals"]
+    best: dict[tuple[str, str, int, str], float] = defaultdict(lambda: -1e9)
+    for r in (r for r in rows if r["state_id"] in states):
+        bits = [int(b) for b in r["prefix"]]
+        ahead = [2.0 * int(b) - 1 for b in f"{r['action']}{r['future']}"]
+        context = context_features(
+            r["prompt_tokens"], r["target_ms"], r["mid_ms"], r["step"], bits, DEPTH
+        )
+        x = [*context, *(r[s] for s in signals), *([0.0] * len(bits)), *ahead]
+        logged = 1000 * r["committed"] / (r["t_draft_ms"] + r["t_verify_ms"])
+        estimate = value_by_hand(data / "value" / pair, x)
+        for kind, eta in (("y", estimate), ("y_hindsight", logged)):
+            key = (r["state_id"], r["prefix"], r["action"], kind)
+            best[key] = max(best[key], eta)
+    labels = pq.read_table(data / "labels" / pair / "labels.parquet").to_pylist()
+    assert len(labels) == STATES * 31
+    mine = [r for r in labels if r["state_id"] in states]
+    assert len({(r["state_id"], r["prefix"]) for r in mine}) == len(mine) == 62
+    for r in mine:
+        for kind in ("y", "y_hindsight"):
+            s, p = r["state_id"], r["prefix"]
+            assert r[kind] == pytest.approx(best[s, p, 1, kind] - best[s, p, 0, kind], abs=1e-3)
+
+
+def test_the_distilled_scheduler_follows_the_planted_rule(data: Path, pair: str) -> None:
+    scheduler = load_scheduler(data / "schedulers" / pair)
+    assert scheduler.n_parameters == 3265
+    labels = pq.read_table(data / "labels" / pair / "labels.parquet").to_pandas()
+    calls = scheduler.margins(labels[list(scheduler.input_names)].to_numpy(np.float64)) > 0
+    assert (calls == (labels[RULE_SIGNAL] > THRESHOLD)).mean() > 0.93
+
+
+def test_both_formats_hold_the_same_numbers_and_their_provenance(data: Path, pair: str) -> None:
+    folder = data / "schedulers" / pair
+    ours, literal = load_scheduler(folder), load_scheduler(folder / "treegraft_scheduler.py")
+    x = np.random.default_rng(0).normal(size=(50, 17))
+    np.testing.assert_array_equal(ours.margins(x), literal.margins(x))
+    assert ours.metadata["pair"] == pair
+    assert {"selection", "distill", "git_sha", "numerator"} <= set(ours.metadata)
+    assert json.loads((folder / "metrics.json").read_text())["max_difference"] < 1e-5
+
+
+def test_nothing_is_left_behind(data: Path) -> None:
+    assert not [p for p in files(data) if ".tmp" in p or "lightning" in p or ".export" in p]
+    assert files(data / "cache") == []
+
+
+OUTPUTS = (
+    "selection/{}/selection.json",
+    "value/{}/value.safetensors",
+    "value/{}/value.json",
+    "labels/{}/labels.parquet",
+    "distill/{}/classifier.safetensors",
+    "distill/{}/classifier.json",
+    "schedulers/{}/scheduler.safetensors",
+    "schedulers/{}/scheduler.json",
+    "schedulers/{}/treegraft_scheduler.py",
+)
+
+
+def test_the_same_seed_gives_the_same_files_and_another_does_not(tmp_path: Path, pair: str) -> None:
+    few = ("value.max_epochs=2", "distill.max_epochs=2")
+    folders = {"a": "seed=1", "b": "seed=1", "c": "seed=2"}
+    for name, seed in folders.items():
+        write_trajectories(tmp_path / name, pair, 24)
+        for stage in STAGES:
+            run_stage(tmp_path / name, stage, seed, *few)
+    read = {
+        name: [(tmp_path / name / out.format(pair)).read_bytes() for out in OUTPUTS]
+        for name in folders
+    }
+    assert read["a"] == read["b"]
+    assert read["a"][1] != read["c"][1]
+
+
+@pytest.mark.parametrize(
+    ("stage", "gone", "first"),
+    [
+        ("select", "trajectories", "collect"),
+        ("value", "trajectories", "collect"),
+        ("value", "selection", "select"),
+        ("label", "trajectories", "collect"),
+        ("label", "value", "value"),
+        ("distill", "labels", "label"),
+        ("export", "distill", "distill"),
+        ("export", "labels", "label"),
+        ("export", "selection", "select"),
+    ],
+)
+def test_a_missing_prerequisite_is_named_and_nothing_is_written(
+    copy: Path, stage: str, gone: str, first: str
+) -> None:
+    shutil.rmtree(copy / gone)
+    before = files(copy)
+    with pytest.raises(InputError, match=f"pipeline.run stage={first}") as error:
+        run_stage(copy, stage)
+    assert str(copy / gone) in str(error.value)
+    assert files(copy) == before
+
+
+@pytest.mark.parametrize(
+    ("stage", "damage"),
+    [
+        ("select", "trajectories/collect/pair={}/task=code/part-0.parquet"),
+        ("value", "selection/{}/selection.json"),
+        ("value", "trajectories/collect/pair={}/task=code/part-0.parquet"),
+        ("label", "value/{}/value.safetensors"),
+        ("label", "value/{}/value.json"),
+        ("distill", "labels/{}/labels.parquet"),
+        ("export", "distill/{}/classifier.safetensors"),
+        ("export", "distill/{}/classifier.json"),
+        ("export", "labels/{}/labels.parquet"),
+    ],
+)
+def test_a_half_file_is_one_line(copy: Path, pair: str, stage: str, damage: str) -> None:
+    path = copy / damage.format(pair)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    before = files(copy)
+    with pytest.raises(InputError, match="damaged") as error:
+        run_stage(copy, stage)
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+    assert files(copy) == before
+
+
+def test_a_header_of_other_shapes_is_damaged(copy: Path, pair: str) -> None:
+    path = copy / "distill" / pair / "classifier.json"
+    header = json.loads(path.read_text())
+    path.write_text(json.dumps({**header, "hidden": [7]}))
+    with pytest.raises(InputError, match="damaged"):
+        run_stage(copy, "export")
+
+
+@pytest.mark.parametrize("change", ["drop", "repeat", "nan", "inconsistent"])
+def test_incomplete_states_are_refused(copy: Path, pair: str, change: str) -> None:
+    folder = trajectory_folder(config(copy, "label"))
+    path = sorted(folder.rglob("*.parquet"))[0]
+    table = pq.ParquetFile(path).read()
+    rows = table.to_pylist()
+    if change == "drop":
+        rows = rows[1:]
+    elif change == "repeat":
+        rows = [*rows[1:], rows[5]]
+    elif change == "nan":
+        rows[0]["depth_before"] = float("nan")
+    else:
+        rows[0]["action"] = 1 - rows[0]["action"]
+    pq.write_table(type(table).from_pylist(rows, schema=table.schema), path)
+    with pytest.raises(InputError, match="stage=collect again"):
+        run_stage(copy, "label")
+
+
+@pytest.mark.parametrize(
+    ("stage", "override", "message"),
+    [
+        ("select", "select.group=pair", "select.group=pair: .* hold 1, fewer .* select.folds=5"),
+        ("select", "select.group=state", "select.group=state: choose one of task, pair, prompt"),
+        ("select", "select.folds=1", "select.folds=1"),
+        ("select", "select.signals=11", "select.signals=11: choose 1 to 10"),
+        ("select", "drafting.depth=4", "drafting.depth=4: .* drafting.depth=5"),
+        ("value", "value.numerator=tokens", "value.numerator=tokens: choose one of committed"),
+        ("value", "value.validation_share=1.0", "value.validation_share=1.0"),
+        ("distill", "distill.validation_share=0", "distill.validation_share=0"),
+    ],
+)
+def test_a_bad_choice_names_its_key(data: Path, stage: str, override: str, message: str) -> None:
+    before = files(data)
+    with pytest.raises(InputError, match=message):
+        run_stage(data, stage, override)
+    assert files(data) == before
+
+
+def test_grouping_by_prompt_and_fewer_signals(copy: Path, pair: str) -> None:
+    run_stage(copy, "select", "select.group=prompt", "select.signals=3", "select.folds=3")
+    selection = json.loads((copy / "selection" / pair / "selection.json").read_text())
+    assert (len(selection["signals"]), selection["cv"]["groups"]) == (3, STATES // 4)
+    with pytest.raises(InputError, match="other signals"):
+        run_stage(copy, "export")
+
+
+def test_the_paper_s_numerator_counts_accepted_tokens(copy: Path, pair: str) -> None:
+    run_stage(copy, "label", "value.numerator=accepted")
+    labels = pq.read_table(copy / "labels" / pair / "labels.parquet").to_pandas()
+    low = labels[RULE_SIGNAL] < THRESHOLD - 0.2
+    assert np.abs(labels.loc[low, "y_hindsight"]).max() == 0.0
+
+
+def test_the_paper_s_shape_has_3265_parameters() -> None:
+    check_parameters(3265, 5, 6, [64, 32])
+    check_parameters(100, 4, 6, [64, 32])
+    with pytest.raises(AssertionError, match="not 3265"):
+        check_parameters(3264, 5, 6, [64, 32])
+
+
+def test_no_dead_config_keys() -> None:
+    used: set[str] = set()
+    for name in (*STAGES, "features", "training"):
+        tree = ast.parse((ROOT / "pipeline" / f"{name}.py").read_text(encoding="utf-8"))
+        used |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+    conf = config(Path("unused"), "select")
+    for group in ("value", "distill", "select"):
+        assert set(conf[group]) <= used, f"{group}: {set(conf[group]) - used}"
