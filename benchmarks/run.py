@@ -21,7 +21,14 @@ from pipeline.report import git_sha, machine, table
 from pipeline.run import CONF, fail
 from pipeline.tasks import load_prompts
 from pipeline.texts import Text, greedy_texts
-from treegraft_core import Context, DraftingConfig, FixedSchedule, InputError, Pair, TreeGraftDecoder
+from treegraft_core import (
+    Context,
+    DraftingConfig,
+    FixedSchedule,
+    InputError,
+    Pair,
+    TreeGraftDecoder,
+)
 from treegraft_core.files import write_json
 from treegraft_core.models import CachedModel
 

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -140,8 +141,8 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
 
 def part_path(folder: Path, text: Text) -> Path:
     """Return the Parquet file of one turn below a pair's folder."""
-    name = f"part-{text.prompt_id}-{text.turn}.parquet".replace("/", "_")
-    return folder / f"task={text.task}" / name
+    name = f"part-{quote(text.prompt_id, safe='')}-{text.turn}.parquet"
+    return folder / f"task={quote(text.task, safe='')}" / name
 
 
 def collect_texts(

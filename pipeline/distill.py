@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,7 @@ def build(inputs: int, hidden: Sequence[int], options: DictConfig | None, seed: 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         layers: list[nn.Module] = []
-        for i, o in zip(sizes[:-1], sizes[1:], strict=True):
+        for i, o in pairwise(sizes):
             layers += [nn.Linear(i, o), nn.ReLU()]
         return Regressor(nn.Sequential(*layers[:-1]), inputs, 1, options)
 

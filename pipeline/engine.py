@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import torch
@@ -13,6 +14,11 @@ from treegraft_core import DraftingConfig, InputError, LatencyProfile, Pair, loa
 
 def open_pair(conf: DictConfig) -> Pair:
     """Load the configured pair, quietly."""
+    if not re.fullmatch(r"[\w.-]+", str(conf.pair.name)) or conf.pair.name in (".", ".."):
+        raise InputError(
+            f"pair.name={conf.pair.name}: names a folder; use letters, digits, dots, dashes and "
+            "underscores"
+        )
     transformers_logging.disable_progress_bar()
     if conf.engine.threads < 0:
         raise InputError(

@@ -128,7 +128,7 @@ class Stage:
         self.figures: dict[str, Path] = {}
         self._read: list[str] = []
         self._wrote: list[str] = []
-        self.tracker: Any = None
+        self._tracker: Any = None
 
     def read(self, path: Path | str, what: str = "") -> None:
         """Note an input."""
@@ -148,10 +148,36 @@ class Stage:
         self.figures[name] = path
         self.wrote(path)
 
+    @property
+    def tracker(self) -> Any:
+        """The W&B run, opened on first use; None when tracking is disabled.
+
+        It is opened late so that a stage that fails on bad input leaves no file behind.
+        """
+        if self._tracker is None and self.conf.tracker.mode != "disabled":
+            import wandb
+
+            os.environ.setdefault("WANDB_SILENT", "true")
+            Path(self.conf.tracker.folder).mkdir(parents=True, exist_ok=True)
+            self._tracker = wandb.init(
+                project=self.conf.tracker.project,
+                mode=self.conf.tracker.mode,
+                dir=self.conf.tracker.folder,
+                job_type=self.name,
+                name=f"{self.name}-{self.conf.pair.name}",
+                config=dict(provenance(self.conf)["config"]),
+            )
+        return self._tracker
+
     def log(self, values: Mapping[str, float], step: int | None = None) -> None:
         """Send figures to the tracker while the stage runs."""
         if self.tracker is not None:
             self.tracker.log(dict(values), step=step)
+
+    def close(self, failed: bool) -> None:
+        """Close the tracker run, if one was opened."""
+        if self._tracker is not None:
+            self._tracker.finish(exit_code=int(failed))
 
     def finish(self) -> None:
         """Write metrics and provenance, print what was read and written, close the tracker run."""
@@ -190,27 +216,12 @@ def stage_run(conf: DictConfig, name: str, folder: Path | str) -> Iterator[Stage
     """Open a stage's run; on success write its metrics and provenance."""
     stage = Stage(conf, name, Path(folder))
     print(f"\n== stage={name}  pair={conf.pair.name}  task={conf.task.name} ==", flush=True)
-    if conf.tracker.mode != "disabled":
-        import wandb
-
-        os.environ.setdefault("WANDB_SILENT", "true")
-        Path(conf.tracker.folder).mkdir(parents=True, exist_ok=True)
-        stage.tracker = wandb.init(
-            project=conf.tracker.project,
-            mode=conf.tracker.mode,
-            dir=conf.tracker.folder,
-            job_type=name,
-            name=f"{name}-{conf.pair.name}",
-            config=dict(provenance(conf)["config"]),
-        )
     try:
         started = time.monotonic()
         yield stage
         stage.metrics["seconds"] = round(time.monotonic() - started, 2)
         stage.finish()
     except BaseException:
-        if stage.tracker is not None:
-            stage.tracker.finish(exit_code=1)
+        stage.close(failed=True)
         raise
-    if stage.tracker is not None:
-        stage.tracker.finish()
+    stage.close(failed=False)

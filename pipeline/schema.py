@@ -7,6 +7,7 @@ metadata and in the folder's ``provenance.json``.
 from __future__ import annotations
 
 from pathlib import Path
+from urllib.parse import unquote
 
 import pandas as pd
 import pyarrow as pa
@@ -99,6 +100,6 @@ def read_trajectories(folder: Path, columns: list[str] | None = None) -> pd.Data
         for part in path.relative_to(folder).parts[:-1]:
             name, _, value = part.partition("=")
             if name in PARTITIONS and (columns is None or name in columns):
-                frame[name] = value
+                frame[name] = unquote(value)
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -49,7 +50,7 @@ class ValueNet(nn.Module):
         super().__init__()
         sizes = [inputs, *hidden]
         layers: list[nn.Module] = []
-        for i, o in zip(sizes[:-1], sizes[1:], strict=True):
+        for i, o in pairwise(sizes):
             layers += [nn.Linear(i, o), nn.SiLU()]
         self.trunk = nn.Sequential(*layers)
         self.heads = nn.ModuleDict({name: nn.Linear(sizes[-1], 1) for name in HEADS})

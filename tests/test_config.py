@@ -32,9 +32,7 @@ def choices() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("group", "name"), choices())
 def test_every_choice_composes_and_resolves(group: str, name: str) -> None:
     prefix = "+" if group == "experiment" else ""
-    conf = composed(
-        "stage=collect", f"{prefix}{group}={name}", *REQUIRED.get((group, name), [])
-    )
+    conf = composed("stage=collect", f"{prefix}{group}={name}", *REQUIRED.get((group, name), []))
     assert not OmegaConf.missing_keys(conf)
     OmegaConf.to_container(conf, resolve=True)
 
@@ -62,7 +60,9 @@ def leaves(conf: DictConfig, prefix: str = "") -> list[str]:
 def test_no_key_is_dead() -> None:
     conf = composed("stage=collect")
     source = "\n".join(
-        p.read_text() for folder in ("pipeline", "treegraft_core") for p in (ROOT / folder).glob("*.py")
+        p.read_text()
+        for folder in ("pipeline", "treegraft_core")
+        for p in (ROOT / folder).glob("*.py")
     )
     yaml = "\n".join(p.read_text() for p in CONF.rglob("*.yaml"))
     dead = []

@@ -42,6 +42,7 @@ from treegraft_core.schedulers import (
 )
 from treegraft_core.student import DraftVocabulary
 from treegraft_core.tree import DraftTree, IntArray
+from treegraft_core.verify import Verdict
 
 PROMPTS = ([5], [7, 9, 7, 9, 7], [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3, 14, 15], [2, 2, 2, 2])
 CONFIG = DraftingConfig(depth=5, width=4, verify_nodes=12)
@@ -58,7 +59,7 @@ class ByRound:
 
     reads_signals = False
 
-    def __init__(self, *rounds: Sequence[int]):
+    def __init__(self, *rounds: Sequence[int]) -> None:
         self.rounds = rounds
         self.at = -1
 
@@ -298,7 +299,9 @@ def test_accepted_path_from_the_known_continuation_equals_verification(tiny_pair
     seen: list[tuple[DraftTree, IntArray]] = []
     original = decoder_module.verify_greedy
 
-    def spy(target: CachedModel, tree: DraftTree, kept: IntArray, length: int, width: int):
+    def spy(
+        target: CachedModel, tree: DraftTree, kept: IntArray, length: int, width: int
+    ) -> Verdict:
         seen.append((tree.copy(), kept.copy()))
         return original(target, tree, kept, length, width)
 

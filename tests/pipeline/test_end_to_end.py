@@ -1,0 +1,209 @@
+"""All stages in order on a tiny pair, through the real configuration."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from pipeline import check, collect, distill, evaluate, export, label, profile, select, value
+from pipeline.run import CONF
+from tests.conftest import tiny_llama, word_tokenizer
+from treegraft_core import InputError, load_scheduler
+
+OVERRIDES = [
+    "pair=local",
+    "pair.name=tiny",
+    "task=file",
+    "tracker=disabled",
+    "engine=float64",
+    "select.group=prompt",
+    "select.folds=2",
+    "profile.repeats=3",
+    "profile.context=[16,64]",
+    "profile.mid_nodes=[1,8]",
+    "profile.verify_nodes=[1,16]",
+    "profile.warmup_prompts=3",
+    "profile.warmup_tokens=12",
+    "collect.max_new_tokens=16",
+    "collect.states_per_turn=3",
+    "collect.prompts_per_task=6",
+    "collect.replay_rounds=2",
+    "drafting.width=4",
+    "drafting.verify_nodes=20",
+    "value.max_epochs=4",
+    "distill.max_epochs=4",
+    "evaluate.prompts_per_task=4",
+    "evaluate.max_new_tokens=12",
+    "evaluate.decode_tokens=12",
+    "evaluate.bootstrap=50",
+    "check.states=4",
+    "check.prompts_per_task=2",
+    "check.max_new_tokens=12",
+    "check.lossless_tokens=24",
+]
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("e2e")
+    target, mid = tiny_llama(0), tiny_llama(0)
+    generator = torch.Generator().manual_seed(1)
+    for p in mid.parameters():
+        p.add_(0.05 * torch.randn(p.shape, generator=generator, dtype=p.dtype))
+    for name, model in (("target", target), ("mid", mid)):
+        model.save_pretrained(folder / name)
+        word_tokenizer().save_pretrained(folder / name)
+    rng = np.random.default_rng(0)
+    lines = [
+        {
+            "question_id": i,
+            "category": "words",
+            "turns": [
+                " ".join(f"w{t}" for t in rng.integers(2, 48, size=8))
+                for _ in range(2 if i == 0 else 1)
+            ],
+        }
+        for i in range(8)
+    ]
+    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
+    return folder
+
+
+def conf(home: Path, stage: str, *extra: str) -> DictConfig:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        return compose(
+            "config",
+            [
+                f"stage={stage}",
+                *OVERRIDES,
+                f"paths.data={home / 'data'}",
+                f"pair.target.path={home / 'target'}",
+                f"pair.mid.path={home / 'mid'}",
+                f"task.path={home / 'prompts.jsonl'}",
+                *extra,
+            ],
+        )
+
+
+@pytest.fixture(scope="module")
+def done(home: Path) -> Path:
+    for name, stage in (
+        ("profile", profile),
+        ("collect", collect),
+        ("select", select),
+        ("value", value),
+        ("label", label),
+        ("distill", distill),
+        ("export", export),
+        ("evaluate", evaluate),
+        ("check", check),
+    ):
+        stage.run(conf(home, name))
+    return home / "data"
+
+
+def test_trajectories_open_with_pandas(done: Path) -> None:
+    frame = pd.read_parquet(done / "trajectories" / "collect")
+    assert {"pair", "task", "state_id", "accepted"} <= set(frame.columns)
+    assert set(frame["pair"].astype(str)) == {"tiny"}
+    assert (frame.groupby("state_id").size() == 160).all()
+    per_schedule = frame.groupby(["state_id", "schedule"])
+    assert (per_schedule["t_draft_ms"].nunique() == 1).all()
+    assert (per_schedule["step"].agg(list).map(lambda s: s == [1, 2, 3, 4, 5])).all()
+    assert (frame["committed"] == frame["accepted"] + 1).all()
+    assert (
+        frame["prefix"] + frame["action"].astype(str) + frame["future"] == frame["schedule"]
+    ).all()
+
+
+def test_every_stage_left_metrics_and_provenance(done: Path) -> None:
+    folders = [
+        "profiles/tiny",
+        "trajectories/meta/tiny",
+        "selection/tiny",
+        "value/tiny",
+        "labels/tiny",
+        "distill/tiny",
+        "schedulers/tiny",
+        "evaluation/tiny",
+        "checks/tiny",
+    ]
+    for folder in folders:
+        assert json.loads((done / folder / "metrics.json").read_text())
+        record = json.loads((done / folder / "provenance.json").read_text())
+        assert record["pair"] == "tiny"
+        assert record["versions"]["torch"]
+
+
+def test_log_is_what_the_runtime_does(done: Path) -> None:
+    metrics = json.loads((done / "checks" / "tiny" / "metrics.json").read_text())
+    assert metrics["rounds"] == 32 * metrics["states"] > 0
+    for key in ("accepted", "target_pass", "kept_tree", "counts", "signals"):
+        assert metrics[f"equal_{key}"] == metrics["rounds"], key
+    for row in metrics["lossless"]:
+        assert row["identical"] == row["prompts"] > 0
+
+
+def test_evaluation_is_printed_with_intervals(done: Path) -> None:
+    result = json.loads((done / "evaluation" / "tiny" / "replay.json").read_text())
+    assert len(result["findings"]) == 3
+    eta = {row["policy"]: row["η tokens/s"] for row in result["policies"]}
+    oracle = next(v for k, v in eta.items() if k.startswith("oracle"))
+    assert oracle > 0
+    assert (done / "evaluation" / "tiny" / "eta_by_policy.png").stat().st_size > 10_000
+
+
+def test_exported_scheduler_loads(done: Path) -> None:
+    artifact = load_scheduler(done / "schedulers" / "tiny")
+    assert artifact.n_parameters == 3265
+
+
+def test_collecting_twice_gives_the_same_rows(done: Path, home: Path) -> None:
+    first = pd.read_parquet(done / "trajectories" / "collect")
+    collect.run(conf(home, "collect", "collect.pack=2"))
+    second = pd.read_parquet(done / "trajectories" / "collect")
+    pd.testing.assert_frame_equal(first, second, check_exact=False, rtol=1e-9)
+
+
+def test_half_a_trajectory_file_is_named(done: Path, home: Path) -> None:
+    path = sorted((done / "trajectories" / "collect").rglob("*.parquet"))[0]
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    try:
+        with pytest.raises(InputError, match="damaged"):
+            value.run(conf(home, "value"))
+    finally:
+        path.write_bytes(whole)
+
+
+def test_prompt_longer_than_the_context(done: Path, home: Path, tmp_path: Path) -> None:
+    long = tmp_path / "long.jsonl"
+    long.write_text(json.dumps({"question_id": 1, "category": "a", "turns": ["w3 " * 400]}) + "\n")
+    with pytest.raises(InputError, match="400 tokens do not fit"):
+        collect.run(conf(home, "collect", f"task.path={long}"))
+
+
+def test_notebook_runs_on_what_the_pipeline_wrote(
+    done: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import nbformat
+    from nbconvert.preprocessors import ExecutePreprocessor
+
+    path = Path(__file__).resolve().parents[2] / "notebooks" / "trajectories.ipynb"
+    book = nbformat.read(path, as_version=4)
+    assert all(not cell.get("outputs") for cell in book.cells), "commit notebooks without output"
+    monkeypatch.setenv("TREEGRAFT_DATA", str(done))
+    ExecutePreprocessor(timeout=120, kernel_name="python3").preprocess(
+        book, {"metadata": {"path": str(path.parent)}}
+    )
+    printed = "".join(str(cell.get("outputs", "")) for cell in book.cells)
+    states = pd.read_parquet(done / "trajectories" / "collect")["state_id"].nunique()
+    assert f"tiny {states} states" in printed
