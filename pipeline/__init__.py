@@ -1,0 +1,1 @@
+"""Offline stages: profile, collect, select, value, label, distill, export, evaluate."""

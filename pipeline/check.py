@@ -1,4 +1,4 @@
-"""stage=check: is the log what the runtime does, and is every scheduler lossless?"""
+"""stage=check: that the log is what the runtime does, and that every scheduler is lossless."""
 
 from __future__ import annotations
 
@@ -154,8 +154,8 @@ def show_agreement(stage: Stage, found: Agreement) -> None:
 def tie_gap(pair: Pair, tokens: Sequence[int], ours: int, theirs: int) -> tuple[float, float]:
     """Return the gap between two tokens' logits after ``tokens``, and what rounding may make it.
 
-    The bound is four units in the last place of the larger logit in the model's dtype: two roundings
-    a pass, in two passes.
+    The bound is four units in the last place of the larger logit in the model's dtype: two
+    roundings a pass, in two passes.
     """
     logits = CachedModel(pair.target).run(tokens, np.arange(len(tokens)))[-1]
     gap = abs(float(logits[ours]) - float(logits[theirs]))

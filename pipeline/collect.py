@@ -126,6 +126,7 @@ def enumerate_text(
             pair.vocabulary,
             pair.target_vocab,
             keep_trees,
+            pair.max_context,
         )
         outcomes += found
         paths += n

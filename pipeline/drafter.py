@@ -175,7 +175,7 @@ def first_job(tokenizer: PreTrainedTokenizerBase, turns: Sequence[str]) -> Job:
 
 
 def next_job(tokenizer: PreTrainedTokenizerBase, job: Job, answer: str | None) -> Job:
-    """Return the job of the next user turn, after ``answer`` to the last one (None: no turn yet)."""
+    """Return the job of the next user turn; ``answer`` is the reply to the last, None at first."""
     chat = job.chat if answer is None else (*job.chat, ("assistant", answer))
     chat = (*chat, ("user", job.rest[0]))
     ids = chat_ids(tokenizer, [{"role": role, "content": text} for role, text in chat])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 
 import numpy as np
 from omegaconf import DictConfig
@@ -131,7 +132,7 @@ def random_artifact(depth: int, seed: int = 0) -> SchedulerArtifact:
     return SchedulerArtifact(
         depth=depth,
         selected_signals=PAPER_SIGNALS,
-        weights=tuple(rng.normal(size=(o, i)) for i, o in zip(sizes, sizes[1:], strict=False)),
+        weights=tuple(rng.normal(size=(o, i)) for i, o in pairwise(sizes)),
         biases=tuple(rng.normal(size=o) for o in sizes[1:]),
         x_mean=np.zeros(sizes[0]),
         x_std=np.ones(sizes[0]),
@@ -166,8 +167,8 @@ def warm_up(
             rounds += decoder.generate(ids, int(conf.profile.warmup_tokens)).rounds
     if sum(len(r.calls) for r in rounds) < 2:
         raise InputError(
-            f"profile.warmup_prompts={conf.profile.warmup_prompts}: too few rounds to time; raise it "
-            "or profile.warmup_tokens"
+            f"profile.warmup_prompts={conf.profile.warmup_prompts}: too few rounds to time; "
+            "raise it or profile.warmup_tokens"
         )
     overhead = [(r.ms["mid"] - r.pass_ms) / len(r.calls) for r in rounds if r.calls]
     return rounds, overhead
@@ -180,7 +181,7 @@ def per_step(rounds: Sequence[Round], part: str, count: Callable[[Round], int]) 
 
 def build_profile(pair: Pair, config: DraftingConfig, conf: DictConfig) -> LatencyProfile:
     """Measure everything."""
-    limit = min(CachedModel(pair.target).max_context, CachedModel(pair.mid).max_context)
+    limit = pair.max_context
     most = max(*conf.profile.mid_nodes, *conf.profile.verify_nodes) + config.depth
     contexts = [c for c in conf.profile.context if c + most <= limit]
     if not contexts:

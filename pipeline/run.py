@@ -10,8 +10,8 @@ from pathlib import Path
 
 import hydra
 from hydra import compose, initialize_config_dir
-from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from hydra.errors import HydraException, MissingConfigException
+from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from treegraft_core import InputError
@@ -20,51 +20,79 @@ CONF = Path(__file__).resolve().parent.parent / "conf"
 USAGE_STATUS = 2
 
 
-def one_line(error: BaseException) -> str:
-    """Return the first informative line of an error."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
-
-
 def config_error(error: BaseException) -> str:
     """Turn a Hydra error into one line that names the key or the choice."""
     text = " ".join(line.strip() for line in str(error).splitlines() if line.strip())
-    text = text.replace(
-        "See https://hydra.cc/docs/1.2/upgrades/1.0_to_1.1/automatic_schema_matching for migration instructions.",
-        "",
-    )
-    if "Could not find" in text and "Available options" in text:
-        head, _, options = text.partition("Available options")
-        name = head.split("'")[1] if "'" in head else head
-        group, _, choice = name.partition("/")
-        listed = ", ".join(
-            o.strip()
-            for o in options.split(":", 1)[1].split("Config search")[0].split()
-            if o.strip()
-        )
-        return f"{group}={choice}: no such choice; choose one of {listed.replace(',,', ',')}"
-    if "is not in struct" in text and "Could not override" in text:
-        key = text.split("'")[1]
-        return f"{key}: no such config key; run with --cfg job to see the keys that exist"
-    return text[:300]
+    if isinstance(error, MissingConfigException) and error.missing_cfg_file:
+        group, _, choice = error.missing_cfg_file.partition("/")
+        options = ", ".join(sorted(error.options or []))
+        return f"{group}={choice}: no such choice; choose one of {options}"
+    if "Could not override '" in text or ("is not in struct" in text and "'" in text):
+        return unknown_key(text.split("'")[1])
+    if "You must specify 'stage'" in text:
+        return f"stage: missing; give one, such as stage=collect ({text.partition('options: ')[2]})"
+    return text.split(" See https://")[0][:300]
+
+
+def unknown_key(key: str) -> str:
+    """Return the line for a key that the configuration does not have."""
+    return f"{key}: no such config key; --cfg job prints the keys that exist"
 
 
 def check_config(overrides: list[str]) -> None:
-    """Compose the configuration once, so that mistakes in it give one line."""
+    """Compose the configuration once, so that mistakes in it give one line.
+
+    Raises
+    ------
+    InputError
+        If a key is missing, unknown (also one appended with ``+``, which nothing would read), or
+        of another type than its default.
+    """
     plain = [o for o in overrides if not o.startswith("-")]
-    if any("," in o.partition("=")[2] and "[" not in o for o in plain) and {
-        "-m",
-        "--multirun",
-    } & set(overrides):
-        return
+    for o in plain:
+        if o.startswith("+") and not o.startswith("+experiment="):
+            raise InputError(unknown_key(o.lstrip("+").partition("=")[0]))
+    if {"-m", "--multirun"} & set(overrides):
+        return  # a sweep's values are lists of choices; each job is composed by Hydra itself
     with initialize_config_dir(str(CONF), version_base="1.3", job_name="check"):
         conf = compose("config", overrides=plain)
+        groups = [o for o in plain if (CONF / o.lstrip("+").partition("=")[0]).is_dir()]
+        defaults = compose("config", overrides=groups)
         missing = sorted(OmegaConf.missing_keys(conf))
         if missing:
-            raise InputError(
-                f"{missing[0]}: missing; give it on the command line, such as stage=collect"
-            )
+            raise InputError(f"{missing[0]}: missing; give it on the command line")
+        check_types(conf, defaults, "")
         OmegaConf.to_container(conf, resolve=True)
+
+
+def check_types(conf: DictConfig, defaults: DictConfig, prefix: str) -> None:
+    """Compare the type of every value with that of its default."""
+    for name in map(str, conf):
+        if OmegaConf.is_missing(defaults, name) or OmegaConf.is_interpolation(defaults, name):
+            continue
+        value, default = conf[name], defaults[name]
+        if isinstance(default, DictConfig) and isinstance(value, DictConfig):
+            check_types(value, default, f"{prefix}{name}.")
+            continue
+        allowed = {kind(default)}
+        if isinstance(default, float):
+            allowed.add(kind(1))
+        if default is not None and kind(value) not in allowed:
+            raise InputError(f"{prefix}{name}={value}: must be {kind(default)}, such as {default}")
+
+
+def kind(value: object) -> str:
+    """Return what a value is, in words."""
+    names = {
+        bool: "true or false",
+        int: "a whole number",
+        float: "a number",
+        str: "a text",
+        type(None): "nothing",
+        ListConfig: "a list",
+        DictConfig: "a group",
+    }
+    return names.get(type(value), type(value).__name__)
 
 
 @hydra.main(config_path=str(CONF), config_name="config", version_base="1.3")

@@ -1,4 +1,4 @@
-"""The target's own greedy output on prompts, with its log-probabilities: what states are made of."""
+"""The target's own greedy output on prompts, with its log-probabilities: where states lie."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def greedy_texts(
     if max_new_tokens < 2:
         raise InputError(f"max_new_tokens={max_new_tokens}: must be at least 2")
     extra = reach(config)
-    limit = min(CachedModel(pair.target).max_context, CachedModel(pair.mid).max_context)
+    limit = pair.max_context
     key = _digest(pair, prompts, max_new_tokens, config)
     file = cache / f"texts-{key}.safetensors" if cache else None
     if file is not None and file.is_file():

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import Whitespace
 from transformers import (
     AutoModelForCausalLM,
     LlamaConfig,
     PreTrainedTokenizerFast,
 )
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
 
 from treegraft_core.pair import Pair
 

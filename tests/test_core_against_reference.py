@@ -364,14 +364,26 @@ def test_prune(case: Case) -> None:
 
 @properties
 @given(cases(), st.integers(0, 4))
-def test_prune_drops_what_lies_beyond_the_models_context(case: Case, depth: int) -> None:
-    """With a depth limit: as if deeper nodes did not exist."""
-    both = Both.start(case)
-    both.run(case.schedule)
-    kept = prune(both.fast, case.config, max_depth=depth)
-    order = slow_paths(slow.prune(both.slow, 10**6))
-    within = [path for path in order if len(path) <= depth]
-    assert fast_paths(both.fast, kept) == within[: case.config.verify_nodes]
+def test_no_node_lies_beyond_the_models_context(case: Case, depth: int) -> None:
+    """With a depth limit no node is deeper, and all-small trees are the unlimited ones cut off."""
+    limited, free = Both.start(case), Both.start(case)
+    limited.fast.max_depth = depth
+    for step, action in enumerate(case.schedule, start=1):
+        tree, frontier = limited.fast, limited.fast_frontier
+        if action:
+            _, limited.fast_frontier, _ = fast_mid_step(tree, frontier, limited.mid, case.config)
+        else:
+            limited.fast_frontier = small_step(
+                tree, frontier, case.context, step, case.config
+            ).frontier
+    assert limited.fast.depth[: limited.fast.size].max() <= depth
+    first = small_step(free.fast, free.fast_frontier, case.context, 1, case.config)
+    again = Both.start(case)
+    again.fast.max_depth = depth
+    small_step(again.fast, again.fast_frontier, case.context, 1, case.config)
+    assert first.added >= again.fast.size - 1
+    within = {p for p in fast_paths(free.fast, free.fast.nodes()[1:]) if len(p) <= depth}
+    assert set(fast_paths(again.fast, again.fast.nodes()[1:])) == within
 
 
 @properties
@@ -388,7 +400,7 @@ def test_accepted_path_and_ranks(case: Case, continuation: list[int]) -> None:
     assert [int(kept[r]) for r in ranks] == path
     for budget in range(1, case.config.verify_nodes + 1):
         smaller = slow.prune(both.slow, budget)
-        leading = [i for i, r in enumerate([*ranks, 10**6]) if r >= budget][0]
+        leading = next(i for i, r in enumerate([*ranks, 10**6]) if r >= budget)
         assert leading == slow.accepted(both.slow, smaller, continuation)
 
 

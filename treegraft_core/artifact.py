@@ -22,6 +22,18 @@ from treegraft_core.signals import SIGNALS, context_names
 from treegraft_core.tree import FloatArray
 
 ARTIFACT_FORMAT = 1
+MAX_DEPTH = 64
+BAD_FILE = (
+    OSError,
+    LookupError,
+    TypeError,
+    ValueError,
+    ArithmeticError,
+    RecursionError,
+    MemoryError,
+    AttributeError,
+)
+"""What reading a damaged or hostile file may raise."""
 LITERAL_NAME = "SCHEDULER_ARTIFACTS"
 
 
@@ -58,6 +70,12 @@ class SchedulerArtifact:
     metadata: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        # Numbers from numpy would not come out as plain literals.
+        object.__setattr__(self, "depth", int(self.depth))
+        object.__setattr__(self, "y_mean", float(self.y_mean))
+        object.__setattr__(self, "y_std", float(self.y_std))
+        if not 1 <= self.depth <= MAX_DEPTH:
+            raise InputError(f"scheduler: depth={self.depth}, must be from 1 to {MAX_DEPTH}")
         unknown = [name for name in self.selected_signals if name not in SIGNALS]
         if unknown:
             raise InputError(f"selected_signals={unknown[0]}: not one of {', '.join(SIGNALS)}")
@@ -165,6 +183,8 @@ def load_scheduler(path: Path | str) -> SchedulerArtifact:
         return _load_literal(path)
     try:
         header = json.loads((path / "scheduler.json").read_text(encoding="utf-8"))
+        if header["format"] != ARTIFACT_FORMAT:
+            raise ValueError(f"format {header['format']}, this version reads {ARTIFACT_FORMAT}")
         with safe_open(path / "scheduler.safetensors", framework="pt") as reader:
             t = {name: reader.get_tensor(name).double().numpy() for name in list(reader.keys())}
         n_layers = sum(name.endswith(".weight") for name in t)
@@ -181,7 +201,7 @@ def load_scheduler(path: Path | str) -> SchedulerArtifact:
         )
     except InputError:
         raise
-    except (OSError, KeyError, TypeError, ValueError, SafetensorError) as error:
+    except (*BAD_FILE, SafetensorError) as error:
         raise InputError(
             f"scheduler={path}: not a complete scheduler folder ({error}); run stage=export"
         ) from error
@@ -209,15 +229,7 @@ def _load_literal(path: Path) -> SchedulerArtifact:
         )
     except InputError:
         raise
-    except (
-        OSError,
-        KeyError,
-        TypeError,
-        ValueError,
-        SyntaxError,
-        StopIteration,
-        RecursionError,
-    ) as error:
+    except (*BAD_FILE, SyntaxError, StopIteration) as error:
         raise InputError(
             f"scheduler={path}: holds no literal {LITERAL_NAME} ({error}); run stage=export"
         ) from error

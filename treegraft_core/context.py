@@ -6,6 +6,8 @@ from bisect import bisect_left
 from collections import Counter
 from collections.abc import Sequence
 
+from treegraft_core.tree import LOG_P_STEP
+
 OUTSIDE_TABLE_PENALTY = 5.0
 
 
@@ -46,7 +48,7 @@ class Context:
                 key = tuple(self.tokens[at - n : at])
                 self._followers[n - 1].setdefault(key, []).append(at)
             self.tokens.append(int(token))
-            self.log_p.append(float(value))
+            self.log_p.append(round(float(value) / LOG_P_STEP) * LOG_P_STEP)
             self._counts[int(token)] += 1
             self._last[int(token)] = at
 

@@ -20,7 +20,7 @@ from treegraft_core.drafting import (
 )
 from treegraft_core.errors import InputError
 from treegraft_core.latency import LatencyProfile
-from treegraft_core.models import CachedModel
+from treegraft_core.models import CachedModel, max_context
 from treegraft_core.neural import MidDrafter
 from treegraft_core.pair import Pair
 from treegraft_core.schedulers import Scheduler, StepState
@@ -184,7 +184,7 @@ class TreeGraftDecoder:
         self._mid = MidDrafter(
             CachedModel(pair.mid), self.config.width, pair.vocabulary, pair.target_vocab
         )
-        self.max_context = min(self._target.max_context, self._mid.model.max_context)
+        self.max_context = pair.max_context
 
     def generate(
         self,
@@ -303,9 +303,9 @@ class TreeGraftDecoder:
         round_ = Round((), len(context))
         clock = _Clock(self.pair, round_.ms)
         self._mid.begin_round(context.tokens)
-        tree = DraftTree.from_root(context.tokens[-1])
+        # A node at depth d sits at position len(context) - 1 + d, which the model must have.
+        tree = DraftTree.from_root(context.tokens[-1], self.max_context - len(context))
         frontier = np.zeros(1, np.int64)
-        room = self.max_context - len(context)
         clock.lap("accept")
         for step in range(1, config.depth + 1):
             state = self._state(tree, frontier, step, round_, prompt_tokens, clock)
@@ -319,7 +319,7 @@ class TreeGraftDecoder:
                 frontier = small_step(tree, frontier, context, step, config).frontier
                 clock.lap("small")
             round_.schedule += (action,)
-        kept = prune(tree, config, max_depth=max(0, room))
+        kept = prune(tree, config)
         clock.lap("prune")
         verdict = verify_greedy(self._target, tree, kept, len(context), config.width)
         clock.lap("verify")
@@ -408,7 +408,8 @@ def decode_plain(
 ) -> Generation:
     """Decode with the target alone, one token a pass; the baseline of every speed-up."""
     model = CachedModel(pair.target)
-    prompt = check_prompt(prompt_ids, max_new_tokens, model.max_context)
+    limit = max_context(pair.target)
+    prompt = check_prompt(prompt_ids, max_new_tokens, limit)
     eos = set(pair.eos_token_ids if eos_token_ids is None else eos_token_ids)
     result = Generation()
     pair.synchronize()
@@ -422,7 +423,7 @@ def decode_plain(
         new = [token]
         stop = clip(new, len(result.tokens), max_new_tokens, eos)
         result.tokens += new
-        if stop is None and len(prompt) + len(result.tokens) >= model.max_context:
+        if stop is None and len(prompt) + len(result.tokens) >= limit:
             stop = "context"
         if stop is not None:
             break

@@ -95,7 +95,7 @@ class MidCall:
     pool_nodes : int
         |C_k|.
     earlier_picks : int
-        Picks of F_k at a depth above the deepest one in F_k's tree, i.e. not in N_k.
+        Picks of F_k at an earlier depth than every node of N_k.
     """
 
     refresh_nodes: int = 0
@@ -161,7 +161,8 @@ def small_step(
         n, positions = context.matches(tree.path_tokens(node), length)
         for at in positions:
             parent = node
-            for j in range(at, min(at + chain, end)):
+            room = tree.max_depth - int(tree.depth[node])
+            for j in range(at, min(at + min(chain, room), end)):
                 token, value = tokens[j], values[j]
                 children = proposed.setdefault(parent, set())
                 if token not in children:
@@ -178,7 +179,7 @@ def small_step(
                 if j == at:
                     firsts[child] = max(n, firsts.get(child, 0))
                 parent = child
-    if not firsts and step == 1:
+    if not firsts and step == 1 and tree.max_depth > 0:
         token, at = context.most_frequent(length)
         value = values[at] if at > 0 else -OUTSIDE_TABLE_PENALTY
         child = tree.child(0, token)
@@ -192,9 +193,9 @@ def small_step(
 
 
 def mid_pool(tree: DraftTree, frontier: IntArray, config: DraftingConfig) -> IntArray:
-    """Return C_k: living nodes that the mid drafter has not expanded."""
+    """Return C_k: living nodes that the mid drafter has not expanded and that may have children."""
     nodes = tree.nodes() if config.pool == "tree" else frontier
-    return nodes[~tree.expanded[nodes]]
+    return nodes[~tree.expanded[nodes] & (tree.depth[nodes] < tree.max_depth)]
 
 
 def begin_mid_step(tree: DraftTree, call: MidCall, everything: bool) -> IntArray:
@@ -281,7 +282,7 @@ def expand(
     return tree.best(nodes[tree.alive[nodes]], config.width)
 
 
-def prune(tree: DraftTree, config: DraftingConfig, max_depth: int | None = None) -> IntArray:
+def prune(tree: DraftTree, config: DraftingConfig) -> IntArray:
     """Return the nodes kept for verification, in the order in which pruning keeps them.
 
     Nodes by log s descending (ties: shallower, then older), each with its missing ancestors while
@@ -295,13 +296,8 @@ def prune(tree: DraftTree, config: DraftingConfig, max_depth: int | None = None)
         The finished tree.
     config : DraftingConfig
         Holds B_ver.
-    max_depth : int, optional
-        Drop nodes deeper than this (the end of the model's context).
     """
-    nodes = tree.nodes()[1:]
-    if max_depth is not None:
-        nodes = nodes[tree.depth[nodes] <= max_depth]
-    return tree.best(nodes, config.verify_nodes)
+    return tree.best(tree.nodes()[1:], config.verify_nodes)
 
 
 def accepted_path(

@@ -28,7 +28,7 @@ from treegraft_core.models import CachedModel
 from treegraft_core.neural import ScoreRows
 from treegraft_core.signals import signals
 from treegraft_core.student import DraftVocabulary
-from treegraft_core.tree import BoolArray, DraftTree, FloatArray, IntArray
+from treegraft_core.tree import UNLIMITED, BoolArray, DraftTree, FloatArray, IntArray
 
 
 @dataclass
@@ -173,6 +173,7 @@ def enumerate_states(
     vocabulary: DraftVocabulary | None,
     target_vocab: int,
     keep_trees: bool = False,
+    max_context: int = UNLIMITED,
 ) -> tuple[list[list[Outcome]], int]:
     """Run all 2^D schedules at several states of one text.
 
@@ -192,6 +193,8 @@ def enumerate_states(
         As for :class:`MidDrafter`.
     keep_trees : bool
         Keep the token paths sent to verification.
+    max_context : int
+        The pair's context: no draft node lies beyond it.
 
     Returns
     -------
@@ -204,7 +207,12 @@ def enumerate_states(
     table = PathTable(model, ScoreRows(config.width, vocabulary, target_vocab), roots)
     tokens = context.tokens
     level = [
-        (state, Branch(DraftTree.from_root(tokens[root]), np.zeros(1, np.int64)))
+        (
+            state,
+            Branch(
+                DraftTree.from_root(tokens[root], max_context - (root + 1)), np.zeros(1, np.int64)
+            ),
+        )
         for state, root in enumerate(roots)
     ]
     for step in range(1, config.depth + 1):

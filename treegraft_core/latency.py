@@ -48,7 +48,7 @@ def _line(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
     i = min(int(np.searchsorted(xs, x)), len(xs) - 1)
     slope = (ys[i] - ys[i - 1]) / (xs[i] - xs[i - 1])
     if x > xs[-1]:
-        slope = max(slope, 0.0)
+        return float(ys[-1] + max(slope, 0.0) * (x - xs[-1]))
     return float(ys[i - 1] + slope * (x - xs[i - 1]))
 
 
@@ -113,7 +113,8 @@ class LatencyProfile:
         """
         try:
             value = json.loads(Path(path).read_text(encoding="utf-8"))
-            value.pop("format")
+            if not isinstance(value, dict) or value.pop("format") != PROFILE_FORMAT:
+                raise ValueError(f"not format {PROFILE_FORMAT}")
             for name in ("mid", "verify"):
                 grid = value[name]
                 value[name] = Grid(
@@ -123,7 +124,7 @@ class LatencyProfile:
                     spread_ms=tuple(tuple(map(float, row)) for row in grid["spread_ms"]),
                 )
             return cls(**value)
-        except (OSError, KeyError, TypeError, ValueError) as error:
+        except (OSError, KeyError, TypeError, ValueError, OverflowError, RecursionError) as error:
             raise InputError(
                 f"profile={path}: no complete latency profile ({error}); run "
                 "python -m pipeline.run stage=profile"

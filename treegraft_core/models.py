@@ -23,6 +23,12 @@ def cache_argument(model: PreTrainedModel) -> str:
     return "cache" if "cache" in parameters else "past_key_values"
 
 
+def max_context(model: PreTrainedModel) -> int:
+    """Return the number of positions that a model has."""
+    text = model.config.get_text_config()
+    return int(getattr(text, "max_position_embeddings", 0) or 1 << 30)
+
+
 class CachedModel:
     """A causal LM and the keys and values of the tokens that it has read.
 
@@ -53,7 +59,6 @@ class CachedModel:
         self._types = types
         self._cache_argument = cache_argument(model)
         self._keeps_logits = "logits_to_keep" in inspect.signature(type(model).forward).parameters
-        self.max_context = int(getattr(text, "max_position_embeddings", 0) or 1 << 30)
         self.reset()
 
     def reset(self) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from treegraft_core.models import CachedModel, tree_mask
 from treegraft_core.student import DraftVocabulary
-from treegraft_core.tree import DraftTree, FloatArray, IntArray
+from treegraft_core.tree import DraftTree, FloatArray, IntArray, on_grid
 
 
 class ScoreRows:
@@ -63,7 +63,7 @@ class ScoreRows:
             self._top_tokens = np.zeros((0, width), np.int64)
             self._top_log_p = np.zeros((0, width))
         self._top_tokens = np.concatenate([self._top_tokens, tokens.numpy()])
-        self._top_log_p = np.concatenate([self._top_log_p, values.double().cpu().numpy()])
+        self._top_log_p = np.concatenate([self._top_log_p, on_grid(values.double().cpu().numpy())])
         self.size += n
         return np.arange(first, self.size)
 
@@ -79,9 +79,9 @@ class ScoreRows:
             table = self._log_p[c]
             row = torch.as_tensor(rows[at] - self._starts[c], device=table.device)
             column = wanted[torch.as_tensor(at)].clamp_min(0).to(table.device)
-            result[at] = table[row, column].double().cpu().numpy()
+            result[at] = on_grid(table[row, column].double().cpu().numpy())
         if self.vocabulary is not None:
-            result[(wanted < 0).numpy()] = self.vocabulary.floor_log_p
+            result[(wanted < 0).numpy()] = on_grid(np.array(self.vocabulary.floor_log_p))
         return result
 
     def log_p(self, tree: DraftTree, parents: IntArray, tokens: IntArray) -> FloatArray:

@@ -16,6 +16,7 @@ from transformers import (
 
 from treegraft_core.embedded import EMBEDDED_TARGET, embedded_target
 from treegraft_core.errors import InputError
+from treegraft_core.models import max_context
 from treegraft_core.student import DraftVocabulary, is_student, load_student
 from treegraft_core.tokenizers import check_same_tokenizer
 
@@ -63,6 +64,11 @@ class Pair:
     def device(self) -> torch.device:
         """Where the models are."""
         return self.target.device
+
+    @property
+    def max_context(self) -> int:
+        """Tokens that both models have positions for."""
+        return min(max_context(self.target), max_context(self.mid))
 
     def synchronize(self) -> None:
         """Wait for the device, so that a clock read next is honest; nothing to do on a CPU."""

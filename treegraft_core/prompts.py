@@ -44,7 +44,7 @@ def read_prompts(path: Path | str) -> list[Prompt]:
     if not path.is_file():
         raise InputError(f"task.path={path}: no such file; give a JSON-lines prompt file")
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        lines = path.read_text(encoding="utf-8").split("\n")
     except UnicodeDecodeError as error:
         raise InputError(f"task.path={path}: not UTF-8 text ({error.reason})") from error
     prompts: list[Prompt] = []
@@ -60,7 +60,7 @@ def read_prompts(path: Path | str) -> list[Prompt]:
                 f"{where}: not valid JSON ({error.msg}); the file may be truncated"
             ) from error
         if not isinstance(row, dict) or "question_id" not in row or "turns" not in row:
-            raise InputError(f"{where}: needs the fields question_id, category and turns")
+            raise InputError(f"{where}: needs the fields question_id and turns")
         turns = row["turns"]
         if not isinstance(turns, list) or not turns or not all(isinstance(t, str) for t in turns):
             raise InputError(f"{where}: turns must be a list of one or more strings")

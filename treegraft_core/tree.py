@@ -11,7 +11,20 @@ IntArray = NDArray[np.int64]
 FloatArray = NDArray[np.float64]
 BoolArray = NDArray[np.bool_]
 
+LOG_P_STEP = 2.0**-20
+"""Edge log-probabilities are multiples of this (10⁻⁶ nats), so that sums along paths are exact.
+
+Paths over the same edges in another order have equal scores, and repetitive text is full of them;
+with rounding in the sums, which one is kept would depend on the order of additions.
+"""
+UNLIMITED = 1 << 30
+
 _GROW = 128
+
+
+def on_grid(log_p: FloatArray) -> FloatArray:
+    """Round log-probabilities to multiples of `LOG_P_STEP`."""
+    return np.round(log_p / LOG_P_STEP) * LOG_P_STEP
 
 
 @dataclass
@@ -44,6 +57,8 @@ class DraftTree:
         Living children.
     row : int64 array
         Where the mid drafter keeps its distribution at the node, −1 if it has none.
+    max_depth : int
+        No node is deeper: what the model's context has room for.
     """
 
     token: IntArray
@@ -60,6 +75,7 @@ class DraftTree:
     row: IntArray
     size: int = 1
     removed: int = 0
+    max_depth: int = UNLIMITED
     index: dict[tuple[int, int], int] = field(default_factory=dict)
 
     _ARRAYS = (
@@ -78,7 +94,7 @@ class DraftTree:
     )
 
     @classmethod
-    def from_root(cls, token: int) -> DraftTree:
+    def from_root(cls, token: int, max_depth: int = UNLIMITED) -> DraftTree:
         """Return T_1: the root alone."""
         tree = cls(
             token=np.zeros(_GROW, np.int64),
@@ -93,6 +109,7 @@ class DraftTree:
             alive=np.zeros(_GROW, bool),
             n_children=np.zeros(_GROW, np.int64),
             row=np.full(_GROW, -1, np.int64),
+            max_depth=max_depth,
         )
         tree.token[0] = token
         tree.alive[0] = True
@@ -106,7 +123,13 @@ class DraftTree:
     def copy(self) -> DraftTree:
         """Return an independent copy."""
         arrays = {name: getattr(self, name).copy() for name in self._ARRAYS}
-        return DraftTree(**arrays, size=self.size, removed=self.removed, index=self.index.copy())
+        return DraftTree(
+            **arrays,
+            size=self.size,
+            removed=self.removed,
+            max_depth=self.max_depth,
+            index=self.index.copy(),
+        )
 
     def nodes(self) -> IntArray:
         """Return the living nodes, oldest first."""
@@ -174,7 +197,7 @@ class DraftTree:
         self.alive[gone] = False
         self.removed += len(gone)
         self.n_children[node] = 0
-        for i in gone:
+        for i in gone.tolist():
             del self.index[(int(self.parent[i]), int(self.token[i]))]
 
     def best(self, nodes: IntArray, count: int) -> IntArray:
