@@ -99,7 +99,7 @@ def kind(value: object) -> str:
 def run(conf: DictConfig) -> None:
     """Run the stage that ``conf.stage`` names."""
     try:
-        hydra.utils.call(conf.stage.run, conf, _recursive_=False)
+        hydra.utils.get_method(conf.stage.run._target_)(conf)
     except InputError as error:
         raise SystemExit(fail(str(error))) from error
 

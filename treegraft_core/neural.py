@@ -31,6 +31,9 @@ class ScoreRows:
         self.width = width
         self.vocabulary = vocabulary
         self.target_vocab = target_vocab
+        self._log_p = torch.empty(0, 0)
+        self._top_tokens = np.zeros((0, width), np.int64)
+        self._top_log_p = np.zeros((0, width))
         self._column: Tensor | None = None
         if vocabulary is not None:
             self._column = torch.full((target_vocab,), -1, dtype=torch.long)
@@ -40,49 +43,50 @@ class ScoreRows:
     def clear(self) -> None:
         """Forget all rows."""
         self.size = 0
-        self._log_p: list[Tensor] = []
-        self._starts: list[int] = []
-        self._top_tokens = np.zeros((0, self.width), np.int64)
-        self._top_log_p = np.zeros((0, self.width))
 
     def append(self, logits: Tensor) -> IntArray:
         """Add one row for each row of ``logits`` ``[n, columns]``; return the rows' numbers."""
         if self.vocabulary is None:
             logits = logits[:, : self.target_vocab]
         log_p = logits.log_softmax(-1)
-        width = min(self.width, log_p.shape[-1])
-        values, columns = log_p.topk(width, dim=-1)
+        values, columns = log_p.topk(min(self.width, log_p.shape[-1]), dim=-1)
         tokens = columns.cpu()
         if self.vocabulary is not None:
             tokens = self.vocabulary.tokens[tokens]
-        n = len(log_p)
-        first = self.size
-        self._starts.append(first)
-        self._log_p.append(log_p)
-        if self._top_tokens.shape[1] != width:
-            self._top_tokens = np.zeros((0, width), np.int64)
-            self._top_log_p = np.zeros((0, width))
-        self._top_tokens = np.concatenate([self._top_tokens, tokens.numpy()])
-        self._top_log_p = np.concatenate([self._top_log_p, on_grid(values.double().cpu().numpy())])
-        self.size += n
-        return np.arange(first, self.size)
+        first, end = self.size, self.size + len(log_p)
+        self._reserve(end, log_p, tokens.shape[1])
+        self._log_p[first:end] = log_p
+        self._top_tokens[first:end] = tokens.numpy()
+        self._top_log_p[first:end] = on_grid(values.double().cpu().numpy())
+        self.size = end
+        return np.arange(first, end)
+
+    def _reserve(self, rows: int, like: Tensor, width: int) -> None:
+        have = len(self._top_tokens)
+        if rows <= have:
+            return
+        capacity = max(rows, 2 * have)
+        log_p = like.new_empty(capacity, like.shape[1])
+        top_tokens = np.zeros((capacity, width), np.int64)
+        top_log_p = np.zeros((capacity, width))
+        if self.size:
+            log_p[: self.size] = self._log_p[: self.size]
+            top_tokens[: self.size] = self._top_tokens[: self.size]
+            top_log_p[: self.size] = self._top_log_p[: self.size]
+        self._log_p, self._top_tokens, self._top_log_p = log_p, top_tokens, top_log_p
 
     def gather(self, rows: IntArray, tokens: IntArray) -> FloatArray:
         """Return log p of ``tokens[i]`` in row ``rows[i]``, nats; the floor outside the table."""
-        result = np.empty(len(rows))
-        wanted = torch.as_tensor(tokens)
+        columns = torch.as_tensor(tokens)
         if self._column is not None:
-            wanted = self._column[wanted]
-        chunk = np.searchsorted(self._starts, rows, side="right") - 1
-        for c in np.unique(chunk):
-            at = np.flatnonzero(chunk == c)
-            table = self._log_p[c]
-            row = torch.as_tensor(rows[at] - self._starts[c], device=table.device)
-            column = wanted[torch.as_tensor(at)].clamp_min(0).to(table.device)
-            result[at] = on_grid(table[row, column].double().cpu().numpy())
+            columns = self._column[columns]
+        device = self._log_p.device
+        table_rows = torch.as_tensor(rows, device=device)
+        found = self._log_p[table_rows, columns.clamp_min(0).to(device)]
+        result = found.double().cpu().numpy()
         if self.vocabulary is not None:
-            result[(wanted < 0).numpy()] = on_grid(np.array(self.vocabulary.floor_log_p))
-        return result
+            result = np.where((columns < 0).numpy(), self.vocabulary.floor_log_p, result)
+        return on_grid(result)
 
     def log_p(self, tree: DraftTree, parents: IntArray, tokens: IntArray) -> FloatArray:
         """Return log p(token | context, path to parent), nats, shape ``[n]``."""
