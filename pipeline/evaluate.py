@@ -23,6 +23,8 @@ from pipeline.replay import (
     replay,
     scheduled,
     text_table,
+    throughput,
+    with_budget,
 )
 from pipeline.report import Stage, stage_run, table
 from pipeline.tasks import TaskPrompt, load_prompts
@@ -46,6 +48,7 @@ from treegraft_core.models import CachedModel
 from treegraft_core.prompts import chat_ids
 
 PAPER_FIXED = (1, 0, 1, 0, 1)
+BUDGETS = (3, 7, 15, 31)
 
 
 def schedule_bits(number: int, depth: int) -> tuple[int, ...]:
@@ -201,6 +204,48 @@ class Verdict:
 
     def _ratio_to(self, other: str) -> Callable[[Any], float]:
         return lambda at: self.eta("scheduler", at) / self.eta(other, at)
+
+
+def by_budget(
+    tables: Sequence[TextTable],
+    config: DraftingConfig,
+    profile: LatencyProfile,
+) -> list[dict[str, Any]]:
+    """Return η × plain under every smaller B_ver, exactly, from the logged pruning order."""
+    budgets = sorted({b for b in BUDGETS if b < config.verify_nodes} | {config.verify_nodes})
+    rows = []
+    for budget in budgets:
+        smaller = [with_budget(t, profile, budget) for t in tables]
+        runs = replay_all(smaller, config.depth, profile.decision_ms())
+        plain = 1e3 / profile.plain_ms
+        eta = {name: throughput(done) / plain for name, done in runs.items()}
+        best = max((n for n in eta if set(n) <= {"0", "1"}), key=eta.__getitem__)
+        rows.append(
+            {
+                "B_ver": budget,
+                "All Small": eta["0" * config.depth],
+                "All Mid": eta["1" * config.depth],
+                "best fixed": eta[best],
+                "bits": best,
+                "scheduler": eta["scheduler"],
+                "oracle": eta["oracle"],
+            }
+        )
+    return rows
+
+
+def budget_advice(rows: Sequence[dict[str, Any]], configured: int) -> str:
+    """Say which B_ver this machine wants."""
+    best = max(rows, key=lambda row: row["best fixed"])
+    now = next(row for row in rows if row["B_ver"] == configured)
+    if best["B_ver"] == configured:
+        return f"B_ver = {configured} is the best of these budgets for this machine."
+    return (
+        f"This machine wants a smaller budget: with B_ver = {best['B_ver']} the best fixed "
+        f"schedule ({best['bits']}) runs at {best['best fixed']:.2f} × plain decoding, with {configured} at "
+        f"{now['best fixed']:.2f} ×; collect, distil and evaluate with "
+        f"drafting.verify_nodes={best['B_ver']}."
+    )
 
 
 def sentence(name: str, other: str, ratio: float, interval: Sequence[float]) -> str:
@@ -402,13 +447,15 @@ def report_replay(
         "the fixed schedules, best first",
         [{"schedule": name, "η tokens/s": verdict.eta(name)} for name in ranked],
     )
+    budgets = by_budget(tables, config, profile)
+    stage.show("× plain decoding under a smaller verification budget, same trees", budgets)
     values = verdict.comparisons()
-    values["findings"] = sentences(values)
+    values["findings"] = [*sentences(values), budget_advice(budgets, config.verify_nodes)]
     for line in values["findings"]:
         print(line)
     stage.metrics |= {k: v for k, v in values.items() if k not in ("findings",)}
     stage.metrics["states"] = int(sum(len(t.choice) for t in tables))
-    write_json(folder / "replay.json", {"policies": policies, **values})
+    write_json(folder / "replay.json", {"policies": policies, "budgets": budgets, **values})
     stage.wrote(folder / "replay.json")
     picture = folder / "eta_by_policy.png"
     plot_policies(picture, verdict, conf.pair.name)

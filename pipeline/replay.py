@@ -7,7 +7,7 @@ its decisions, taking that leaf's A and t, and jumping A + 1 tokens on (design s
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,6 +34,14 @@ class TextTable:
         t of the round without the scheduler's own cost, ms.
     choice : int64 array, shape ``[states]``
         The schedule (its number) that the distilled scheduler walks to.
+    draft_ms : float64 array, shape ``[states, 2^D]``
+        t_D, the part of ``ms`` that does not depend on B_ver.
+    kept : int64 array, shape ``[states, 2^D]``
+        Nodes sent to verification.
+    context : int64 array, shape ``[states]``
+        Committed tokens at the state.
+    ranks : int64 array, shape ``[states, 2^D, deepest]``
+        Place in the pruning order of each accepted node; a large number after the last.
     """
 
     task: str
@@ -42,6 +50,34 @@ class TextTable:
     accepted: IntArray
     ms: FloatArray
     choice: IntArray
+    draft_ms: FloatArray
+    kept: IntArray
+    context: IntArray
+    ranks: IntArray
+
+
+NEVER = 1 << 30
+
+
+def with_budget(table: TextTable, profile: LatencyProfile, verify_nodes: int) -> TextTable:
+    """Return the table under a smaller B_ver, exactly: trees and decisions stay as they are.
+
+    The nodes that a smaller budget keeps are the first of the pruning order, so A is the number of
+    accepted nodes whose place is below it.
+    """
+    kept = np.minimum(table.kept, verify_nodes)
+    verify_ms = np.array(
+        [
+            [profile.verify_ms(int(n), int(context)) for n in row]
+            for row, context in zip(kept, table.context, strict=True)
+        ]
+    )
+    return replace(
+        table,
+        accepted=(table.ranks < verify_nodes).sum(-1),
+        ms=table.draft_ms + verify_ms,
+        kept=kept,
+    )
 
 
 def scheduler_walk(
@@ -75,23 +111,30 @@ def text_table(
     artifact: SchedulerArtifact,
 ) -> TextTable:
     """Build the table of one turn from the outcomes at each of ``text.roots()``."""
-    roots = text.roots()
-    return TextTable(
+    deepest = max(1, max(len(o.ranks) for found in outcomes for o in found))
+    ranks = np.full((len(outcomes), len(outcomes[0]), deepest), NEVER)
+    for state, found in enumerate(outcomes):
+        for number, o in enumerate(found):
+            ranks[state, number, : len(o.ranks)] = o.ranks
+    context = np.array(text.roots()) + 1
+    table = TextTable(
         task=text.task,
         prompt_id=text.prompt_id,
         tokens=text.answer_tokens,
         accepted=np.array([[o.accepted for o in found] for found in outcomes]),
-        ms=np.array(
+        ms=np.zeros(0),
+        choice=np.array([scheduler_walk(artifact, found, text, profile) for found in outcomes]),
+        draft_ms=np.array(
             [
-                [
-                    profile.draft_ms(o.calls, root + 1) + profile.verify_ms(o.kept_nodes, root + 1)
-                    for o in found
-                ]
-                for root, found in zip(roots, outcomes, strict=True)
+                [profile.draft_ms(o.calls, int(at)) for o in found]
+                for at, found in zip(context, outcomes, strict=True)
             ]
         ),
-        choice=np.array([scheduler_walk(artifact, found, text, profile) for found in outcomes]),
+        kept=np.array([[o.kept_nodes for o in found] for found in outcomes]),
+        context=context,
+        ranks=ranks,
     )
+    return with_budget(table, profile, NEVER)
 
 
 Policy = Callable[[TextTable, int], int]

@@ -188,7 +188,7 @@ class Stage:
         rows = [
             {"figure": k, "value": v}
             for k, v in self.metrics.items()
-            if not isinstance(v, (dict, list))
+            if not isinstance(v, (dict, list, tuple))
         ]
         print("\n" + table(rows, f"stage={self.name}"))
         for verb, paths in (("read", self._read), ("wrote", self._wrote)):

@@ -90,7 +90,7 @@ def _continue(pair: Pair, prompts: Sequence[Sequence[int]], n_new: int) -> list[
             max_new_tokens=n_new,
             min_new_tokens=None,
             do_sample=False,
-            eos_token_id=None,
+            eos_token_id=-1,  # no token: the answer is cut at EOS afterwards
             pad_token_id=0,
         ),
     )

@@ -63,6 +63,8 @@ def conf(home: Path, data: Path, *extra: str) -> DictConfig:
                 "drafter.top_k=8",
                 "drafter.held_out_prompts=6",
                 "drafter.steps=6",
+                "drafter.warmup=1",
+                "drafter.learning_rate=5.0e-3",
                 "drafter.tokens_per_batch=128",
                 "drafter.evaluate_every=2",
                 *extra,

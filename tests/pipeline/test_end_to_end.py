@@ -154,7 +154,8 @@ def test_log_is_what_the_runtime_does(done: Path) -> None:
 
 def test_evaluation_is_printed_with_intervals(done: Path) -> None:
     result = json.loads((done / "evaluation" / "tiny" / "replay.json").read_text())
-    assert len(result["findings"]) == 3
+    assert len(result["findings"]) == 4
+    assert [row["B_ver"] for row in result["budgets"]] == [3, 7, 15, 20]
     eta = {row["policy"]: row["η tokens/s"] for row in result["policies"]}
     oracle = next(v for k, v in eta.items() if k.startswith("oracle"))
     assert oracle > 0
