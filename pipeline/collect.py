@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -16,7 +17,7 @@ from tqdm import tqdm
 
 from pipeline.engine import drafting_config, drafting_rules, open_pair, open_profile
 from pipeline.report import Stage, stage_run
-from pipeline.schema import COLUMNS, SCHEMA
+from pipeline.schema import COLUMNS, RULES_KEY, SCHEMA
 from pipeline.tasks import load_prompts
 from pipeline.texts import Text, greedy_texts
 from treegraft_core import (
@@ -133,9 +134,11 @@ def enumerate_text(
     return outcomes, paths
 
 
-def write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
-    """Write rows as one Parquet file, atomically."""
-    table = pa.Table.from_pylist(rows, schema=SCHEMA)
+def write_rows(path: Path, rows: list[dict[str, Any]], config: DraftingConfig) -> None:
+    """Write rows as one Parquet file, atomically; the drafting rules go into its metadata."""
+    rules = json.dumps(drafting_rules(config)).encode()
+    schema = SCHEMA.with_metadata({**(SCHEMA.metadata or {}), RULES_KEY: rules})
+    table = pa.Table.from_pylist(rows, schema=schema)
     with atomic_path(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
 
@@ -173,7 +176,7 @@ def collect_texts(
                 for root, found in zip(roots, outcomes, strict=True)
                 for row in state_rows(text, root, found, profile)
             ]
-            write_rows(part_path(folder, text), rows)
+            write_rows(part_path(folder, text), rows, config)
             s = summary.setdefault(
                 text.task,
                 {

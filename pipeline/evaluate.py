@@ -12,7 +12,7 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 from pipeline.collect import bits_text, enumerate_text
-from pipeline.engine import drafting_config, open_pair, open_profile
+from pipeline.engine import drafting_config, drafting_rules, open_pair, open_profile
 from pipeline.plots import plot_policies
 from pipeline.replay import (
     Replayed,
@@ -242,8 +242,8 @@ def budget_advice(rows: Sequence[dict[str, Any]], configured: int) -> str:
         return f"B_ver = {configured} is the best of these budgets for this machine."
     return (
         f"This machine wants a smaller budget: with B_ver = {best['B_ver']} the best fixed "
-        f"schedule ({best['bits']}) runs at {best['best fixed']:.2f} × plain decoding, with {configured} at "
-        f"{now['best fixed']:.2f} ×; collect, distil and evaluate with "
+        f"schedule ({best['bits']}) runs at {best['best fixed']:.2f} × plain decoding, with "
+        f"{configured} at {now['best fixed']:.2f} ×; collect, distil and evaluate with "
         f"drafting.verify_nodes={best['B_ver']}."
     )
 
@@ -376,6 +376,17 @@ def open_scheduler(conf: DictConfig, config: DraftingConfig) -> SchedulerArtifac
     return artifact
 
 
+def note_other_rules(artifact: SchedulerArtifact, config: DraftingConfig) -> None:
+    """Say so when the scheduler was distilled from trees grown by other rules."""
+    trained = artifact.metadata.get("drafting", {})
+    for name, value in drafting_rules(config).items():
+        if name in trained and trained[name] != value:
+            print(
+                f"note: the scheduler was distilled with drafting.{name}={trained[name]}; "
+                f"this evaluates it with {value}"
+            )
+
+
 def run(conf: DictConfig) -> None:
     """Replay all policies on held-out prompts and decode some of them for real."""
     config = drafting_config(conf)
@@ -388,6 +399,7 @@ def run(conf: DictConfig) -> None:
             conf.task.path or conf.task.evaluate or conf.task.hub.id, f"{len(prompts)} prompts"
         )
         stage.read(conf.paths.scheduler)
+        note_other_rules(artifact, config)
         pair = open_pair(conf)
         texts, cut = greedy_texts(
             pair,

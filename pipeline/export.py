@@ -15,6 +15,7 @@ from safetensors import safe_open
 
 from pipeline import report
 from pipeline.distill import Classifier, linear_layers, load_classifier
+from pipeline.engine import drafting_config, drafting_rules
 from pipeline.features import input_names, read_selection
 from pipeline.inputs import read_json
 from pipeline.label import load_labels
@@ -149,6 +150,7 @@ def run(conf: DictConfig) -> None:
         for path in (conf.paths.distill, conf.paths.labels, conf.paths.selection):
             stage.read(path)
         metadata = {
+            "drafting": drafting_rules(drafting_config(conf)),
             "pair": str(conf.pair.name),
             "selection": selection,
             "distill": classifier.metrics,

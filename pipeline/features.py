@@ -15,6 +15,7 @@ import pandas as pd
 from numpy.typing import NDArray
 from omegaconf import DictConfig
 
+from pipeline.engine import drafting_config, drafting_rules
 from pipeline.inputs import read_json
 from pipeline.schema import FEATURES, IDS, STEP, read_trajectories
 from treegraft_core import SIGNALS, InputError
@@ -68,7 +69,8 @@ def load_trajectories(conf: DictConfig) -> Trajectories:
     """
     folder = trajectory_folder(conf)
     columns = [*IDS, *STEP, *FEATURES, *OUTCOMES, "task"]
-    frame = read_trajectories(folder, columns).assign(pair=conf.pair.name)
+    rules = drafting_rules(drafting_config(conf))
+    frame = read_trajectories(folder, columns, rules).assign(pair=conf.pair.name)
     if "task" not in frame:
         frame["task"] = conf.task.name
     if frame.empty:

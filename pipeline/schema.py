@@ -6,7 +6,9 @@ metadata and in the folder's ``provenance.json``.
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 import pandas as pd
@@ -18,6 +20,7 @@ from treegraft_core.signals import SIGNALS
 
 SCHEMA_VERSION = 1
 VERSION_KEY = b"treegraft.schema_version"
+RULES_KEY = b"treegraft.drafting"
 PARTITIONS = ("pair", "task")
 
 IDS = {
@@ -61,8 +64,24 @@ COLUMNS = {**IDS, **STEP, **FEATURES, **OUTCOME, **COUNTS}
 SCHEMA = pa.schema(list(COLUMNS.items()), metadata={VERSION_KEY: str(SCHEMA_VERSION).encode()})
 
 
-def read_trajectories(folder: Path, columns: list[str] | None = None) -> pd.DataFrame:
+def check_rules(path: Path, metadata: dict[bytes, bytes], rules: dict[str, Any] | None) -> None:
+    """Compare the drafting rules in a file's metadata with ``rules``."""
+    if rules is None or RULES_KEY not in metadata:
+        return
+    for name, value in json.loads(metadata[RULES_KEY]).items():
+        if rules.get(name) != value:
+            raise InputError(
+                f"drafting.{name}={rules.get(name)}: {path} was collected with {value}; give "
+                f"drafting.{name}={value} or collect again"
+            )
+
+
+def read_trajectories(
+    folder: Path, columns: list[str] | None = None, rules: dict[str, Any] | None = None
+) -> pd.DataFrame:
     """Read every Parquet file below ``folder``, with ``pair`` and ``task`` as columns.
+
+    ``rules`` are the drafting rules that the files must have been collected with.
 
     Raises
     ------
@@ -87,6 +106,7 @@ def read_trajectories(folder: Path, columns: list[str] | None = None) -> pd.Data
                     f"trajectories={path}: schema version {version}, this version reads "
                     f"{SCHEMA_VERSION}; collect again into an empty folder"
                 )
+            check_rules(path, metadata, rules)
             wanted = None if columns is None else [c for c in columns if c not in PARTITIONS]
             frame = source.to_table(columns=wanted).to_pandas()
         except InputError:

@@ -690,3 +690,14 @@ def test_models_with_recurrent_layers_are_refused() -> None:
     model.config.layer_types = ["linear_attention", "full_attention"]
     with pytest.raises(InputError, match="linear_attention"):
         CachedModel(model)
+
+
+def test_a_narrower_head_of_the_mid_drafter_is_lossless(tiny_pair: Pair) -> None:
+    """The target's head may be padded further than the mid drafter's."""
+    narrow = tiny_llama(0, vocab=VOCAB - 8)
+    pair = Pair("narrow", tiny_pair.target, narrow, tiny_pair.tokenizer, None, ())
+    for prompt in PROMPTS[:3]:
+        clipped = [t % (VOCAB - 8) for t in prompt]
+        result = TreeGraftDecoder(pair, RandomSchedule(1), CONFIG).generate(clipped, 25)
+        tokens = greedy(tiny_pair.target, clipped, 25, eos=None)
+        assert result.tokens == tokens

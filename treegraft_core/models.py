@@ -57,6 +57,7 @@ class CachedModel:
                 )
         self._window = getattr(text, "sliding_window", None)
         self._types = types
+        self._embeddings = int(model.get_input_embeddings().weight.shape[0])
         self._cache_argument = cache_argument(model)
         self._keeps_logits = "logits_to_keep" in inspect.signature(type(model).forward).parameters
         self.reset()
@@ -96,13 +97,15 @@ class CachedModel:
             Logits, float32 (float64 for a float64 model), shape ``[rows, vocabulary]``.
         """
         q = len(tokens)
+        # Only padding of the pair's wider head lies beyond the embedding of the other model.
+        ids = np.minimum(np.asarray(tokens, np.int64), self._embeddings - 1)
         positions = np.asarray(positions, np.int64)
         keys = np.concatenate([self.positions, positions])
         if visible is None and (self._window is not None or (q > 1 and self.length)):
             visible = np.ones((q, len(keys)), bool)
             visible[:, self.length :] = np.tri(q, dtype=bool)
         arguments: dict[str, Any] = {
-            "input_ids": torch.tensor(np.asarray(tokens, np.int64)[None], device=self.device),
+            "input_ids": torch.tensor(ids[None], device=self.device),
             "position_ids": torch.tensor(positions[None], device=self.device),
             "attention_mask": None if visible is None else self._mask(visible, positions, keys),
             self._cache_argument: self.cache,

@@ -13,6 +13,9 @@ from treegraft_core.models import CachedModel, tree_mask
 from treegraft_core.student import DraftVocabulary
 from treegraft_core.tree import DraftTree, FloatArray, IntArray, on_grid
 
+NO_ROW_LOG_P = -20.0
+"""Log p of a token of the target for which the drafter's narrower (unpadded) head has no row."""
+
 
 class ScoreRows:
     """The mid drafter's distributions at the paths it has evaluated, one row a path.
@@ -31,6 +34,7 @@ class ScoreRows:
         self.width = width
         self.vocabulary = vocabulary
         self.target_vocab = target_vocab
+        self.floor_log_p = NO_ROW_LOG_P if vocabulary is None else vocabulary.floor_log_p
         self._log_p = torch.empty(0, 0)
         self._top_tokens = np.zeros((0, width), np.int64)
         self._top_log_p = np.zeros((0, width))
@@ -80,13 +84,12 @@ class ScoreRows:
         columns = torch.as_tensor(tokens)
         if self._column is not None:
             columns = self._column[columns]
+        columns = columns.masked_fill(columns >= self._log_p.shape[1], -1)
         device = self._log_p.device
         table_rows = torch.as_tensor(rows, device=device)
         found = self._log_p[table_rows, columns.clamp_min(0).to(device)]
         result = found.double().cpu().numpy()
-        if self.vocabulary is not None:
-            result = np.where((columns < 0).numpy(), self.vocabulary.floor_log_p, result)
-        return on_grid(result)
+        return on_grid(np.where((columns < 0).numpy(), self.floor_log_p, result))
 
     def log_p(self, tree: DraftTree, parents: IntArray, tokens: IntArray) -> FloatArray:
         """Return log p(token | context, path to parent), nats, shape ``[n]``."""
