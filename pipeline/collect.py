@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import shutil
+import uuid
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -35,11 +38,17 @@ from treegraft_core.files import atomic_path
 from treegraft_core.models import CachedModel
 
 NO_CALL = MidCall()
+LONGEST_NAME = 120
 
 
 def bits_text(bits: Iterable[int]) -> str:
     """Return bits as text, such as ``10101``."""
     return "".join(map(str, bits))
+
+
+def state_id(text: Text, position: int) -> str:
+    """Return ``task/prompt_id/turn/position``, with slashes inside a name escaped."""
+    return f"{quote(text.task, safe='')}/{quote(text.prompt_id, safe='')}/{text.turn}/{position}"
 
 
 def state_rows(
@@ -54,7 +63,7 @@ def state_rows(
             "prompt_id": text.prompt_id,
             "turn": text.turn,
             "position": position,
-            "state_id": f"{text.task}/{text.prompt_id}/{text.turn}/{position}",
+            "state_id": state_id(text, position),
             "schedule": bits_text(o.bits),
             "prompt_tokens": text.prompt_tokens,
             "context_tokens": context,
@@ -145,7 +154,10 @@ def write_rows(path: Path, rows: list[dict[str, Any]], config: DraftingConfig) -
 
 def part_path(folder: Path, text: Text) -> Path:
     """Return the Parquet file of one turn below a pair's folder."""
-    name = f"part-{quote(text.prompt_id, safe='')}-{text.turn}.parquet"
+    prompt = quote(text.prompt_id, safe="")
+    if len(prompt) > LONGEST_NAME:
+        prompt = hashlib.sha256(prompt.encode()).hexdigest()[:32]
+    name = f"part-{prompt}-{text.turn}.parquet"
     return folder / f"task={quote(text.task, safe='')}" / name
 
 
@@ -288,10 +300,21 @@ def run(conf: DictConfig) -> None:
             config,
             Path(conf.paths.cache) / "texts",
         )
-        with atomic_path(home) as temporary:
+        scratch = Path(conf.paths.cache) / f"collect-{uuid.uuid4().hex[:8]}"
+        try:
             summary = collect_texts(
-                conf, stage, pair, texts, temporary, int(conf.collect.states_per_turn), profile
+                conf, stage, pair, texts, scratch, int(conf.collect.states_per_turn), profile
             )
+            if not summary:
+                raise InputError(
+                    f"collect.max_new_tokens={conf.collect.max_new_tokens}: no answer of two "
+                    "tokens or more; raise it or give other prompts"
+                )
+            for part in sorted(scratch.iterdir()):
+                with atomic_path(home / part.name) as temporary:
+                    shutil.move(part, temporary)
+        finally:
+            shutil.rmtree(scratch, ignore_errors=True)
         show_summary(stage, summary)
         stage.metrics |= {
             "states": int(sum(s["states"] for s in summary.values())),

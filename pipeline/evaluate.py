@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -118,7 +119,7 @@ class Verdict:
     ):
         self.runs, self.depth, self.plain_ms = runs, depth, plain_ms
         self.draws, self.seed = draws, seed
-        self.groups = [f"{t.task}/{t.prompt_id}" for t in tables]
+        self.groups = [f"{t.task}\n{t.prompt_id}" for t in tables]
         self.tasks = [t.task for t in tables]
         self._sums = {
             name: np.array([[r.tokens, r.ms] for r in rows]) for name, rows in runs.items()
@@ -251,7 +252,9 @@ def budget_advice(rows: Sequence[dict[str, Any]], configured: int) -> str:
 def sentence(name: str, other: str, ratio: float, interval: Sequence[float]) -> str:
     """Say plainly whether the scheduler wins."""
     low, high = interval
-    if low > 1:
+    if math.isnan(low):
+        verdict = "cannot be compared on one prompt with"
+    elif low > 1:
         verdict = "beats"
     elif high < 1:
         verdict = "loses to"

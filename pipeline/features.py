@@ -173,7 +173,7 @@ def group_keys(frame: pd.DataFrame, group: str) -> NDArray[np.object_]:
 
 def prompt_keys(frame: pd.DataFrame) -> NDArray[np.object_]:
     """Return each row's prompt, unique across tasks, shape ``[n]``."""
-    return (frame["task"] + "/" + frame["prompt_id"]).to_numpy(object)
+    return (frame["task"] + "\n" + frame["prompt_id"]).to_numpy(object)
 
 
 def validation_rows(

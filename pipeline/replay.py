@@ -200,7 +200,7 @@ def throughput(rows: Sequence[Replayed]) -> float:
 def bootstrap(
     groups: Sequence[str], statistic: Callable[[IntArray], float], draws: int, seed: int
 ) -> tuple[float, float]:
-    """Return a 95 % percentile interval of ``statistic`` over resampled prompts.
+    """Return a 95 % percentile interval of ``statistic`` over resampled prompts; NaN for one.
 
     Parameters
     ----------
@@ -213,6 +213,8 @@ def bootstrap(
     """
     rng = np.random.default_rng(seed)
     names = sorted(set(groups))
+    if len(names) < 2:
+        return float("nan"), float("nan")
     members = {n: [i for i, g in enumerate(groups) if g == n] for n in names}
     values = []
     for _ in range(draws):

@@ -18,6 +18,35 @@ from treegraft_core import InputError
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 USAGE_STATUS = 2
+MANY = 10**9
+RANGES = {
+    "seed": (0, 2**32 - 1),
+    "drafting.depth": (1, 12),
+    "drafting.width": (1, MANY),
+    "drafting.verify_nodes": (1, MANY),
+    "drafting.max_ngram": (1, 64),
+    "profile.repeats": (1, MANY),
+    "profile.warmup_prompts": (1, MANY),
+    "profile.warmup_tokens": (2, MANY),
+    "collect.max_new_tokens": (2, MANY),
+    "collect.states_per_turn": (0, MANY),
+    "collect.prompts_per_task": (0, MANY),
+    "collect.batch": (1, MANY),
+    "collect.pack": (1, MANY),
+    "collect.replay_rounds": (0, MANY),
+    "select.signals": (1, 10),
+    "select.folds": (2, MANY),
+    "evaluate.prompts_per_task": (0, MANY),
+    "evaluate.max_new_tokens": (2, MANY),
+    "evaluate.decode_prompts_per_task": (0, MANY),
+    "evaluate.decode_tokens": (1, MANY),
+    "evaluate.bootstrap": (20, MANY),
+    "check.states": (0, MANY),
+    "check.prompts_per_task": (0, MANY),
+    "check.max_new_tokens": (2, MANY),
+    "check.lossless_tokens": (0, MANY),
+}
+"""Least and most of the numbers that a user sets; the schedules are 2^D, hence depth's limit."""
 
 
 def config_error(error: BaseException) -> str:
@@ -62,7 +91,16 @@ def check_config(overrides: list[str]) -> None:
         if missing:
             raise InputError(f"{missing[0]}: missing; give it on the command line")
         check_types(conf, defaults, "")
+        check_ranges(conf)
         OmegaConf.to_container(conf, resolve=True)
+
+
+def check_ranges(conf: DictConfig) -> None:
+    """Check the numbers that would fail late, after work was done."""
+    for name, (low, high) in RANGES.items():
+        value = OmegaConf.select(conf, name)
+        if not low <= value <= high:
+            raise InputError(f"{name}={value}: must be from {low} to {high}")
 
 
 def check_types(conf: DictConfig, defaults: DictConfig, prefix: str) -> None:
@@ -102,6 +140,12 @@ def run(conf: DictConfig) -> None:
         hydra.utils.get_method(conf.stage.run._target_)(conf)
     except InputError as error:
         raise SystemExit(fail(str(error))) from error
+    except OSError as error:
+        if error.filename is None:
+            raise
+        raise SystemExit(
+            fail(f"{error.filename}: {error.strerror}; check the path and its permissions")
+        ) from error
 
 
 def fail(message: str) -> int:

@@ -83,15 +83,24 @@ def standard(values: FloatArray) -> FloatArray:
     return np.clip((values - mean) / std, -CLIP, CLIP)
 
 
+def chosen_group(rows: Trajectories, conf: DictConfig) -> str:
+    """Return what may not be on both sides of a split; ``auto`` is task if there are enough."""
+    group = str(conf.select.group)
+    if group == "auto":
+        return "task" if rows.frame["task"].nunique() >= int(conf.select.folds) else "prompt"
+    return group
+
+
 def fold_numbers(rows: Trajectories, conf: DictConfig) -> tuple[NDArray[np.int64], int]:
     """Return each row's fold, shape ``[n]``, and the number of groups."""
-    keys, folds = group_keys(rows.frame, conf.select.group), int(conf.select.folds)
+    folds, group = int(conf.select.folds), chosen_group(rows, conf)
+    keys = group_keys(rows.frame, group)
     groups = len(set(keys))
     if folds < 2:
         raise InputError(f"select.folds={folds}: give 2 or more")
     if groups < folds:
         raise InputError(
-            f"select.group={conf.select.group}: the trajectories hold {groups}, fewer than "
+            f"select.group={group}: the trajectories hold {groups}, fewer than "
             f"select.folds={folds}; give select.group=prompt, fewer folds, or collect more"
         )
     number = np.zeros(len(keys), dtype=np.int64)
@@ -164,7 +173,7 @@ def run(conf: DictConfig) -> None:
         signals = table_order(row["signal"] for row in order[1:])
         stage.show("Forward selection, out-of-fold R²", [*order, paper, every])
         cv = {
-            "group": str(conf.select.group),
+            "group": chosen_group(rows, conf),
             "groups": groups,
             "folds": len(sums.rows),
             "rows": len(fold),

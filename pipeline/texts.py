@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from tqdm import tqdm
-from transformers import GenerationConfig
+from transformers import GenerationConfig, PreTrainedModel
 
 from pipeline.tasks import TaskPrompt
 from treegraft_core import Context, DraftingConfig, InputError, Pair
@@ -21,6 +21,8 @@ from treegraft_core.files import atomic_path
 from treegraft_core.models import CachedModel
 from treegraft_core.prompts import chat_ids
 from treegraft_core.verify import token_log_p
+
+SAMPLED_WEIGHTS = 4096
 
 
 @dataclass
@@ -90,7 +92,7 @@ def _continue(pair: Pair, prompts: Sequence[Sequence[int]], n_new: int) -> list[
             max_new_tokens=n_new,
             min_new_tokens=None,
             do_sample=False,
-            eos_token_id=-1,  # no token: the answer is cut at EOS afterwards
+            eos_token_id=pair.target_vocab,  # no such token: it is cut at EOS afterwards
             pad_token_id=0,
         ),
     )
@@ -124,7 +126,7 @@ def greedy_texts(
     key = _digest(pair, prompts, max_new_tokens, config)
     file = cache / f"texts-{key}.safetensors" if cache else None
     if file is not None and file.is_file():
-        return _load(file), 0
+        return _load(file)
     chats: dict[int, list[dict[str, str]]] = {i: [] for i in range(len(prompts))}
     found: list[tuple[int, int, Text]] = []
     cut = 0
@@ -165,7 +167,7 @@ def greedy_texts(
                 )
     texts = [text for _, _, text in sorted(found, key=lambda item: item[:2])]
     if file is not None:
-        _save(file, texts)
+        _save(file, texts, cut)
     return texts, cut
 
 
@@ -194,11 +196,12 @@ def _score(
 def _digest(
     pair: Pair, prompts: Sequence[TaskPrompt], max_new_tokens: int, config: DraftingConfig
 ) -> str:
-    state = pair.target.get_input_embeddings().weight
     value = [
         pair.name,
         str(pair.target.dtype),
-        float(state.float().abs().sum()),
+        fingerprint(pair.target),
+        pair.tokenizer.chat_template,
+        pair.max_context,
         [[p.task, p.prompt.question_id, *p.prompt.turns] for p in prompts],
         max_new_tokens,
         reach(config),
@@ -208,28 +211,40 @@ def _digest(
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
-def _save(path: Path, texts: Sequence[Text]) -> None:
+def fingerprint(model: PreTrainedModel) -> str:
+    """Digest of a sample of every weight of a model."""
+    digest = hashlib.sha256()
+    for name, weight in model.state_dict().items():
+        flat = weight.detach().flatten()
+        sample = flat[:: max(1, len(flat) // SAMPLED_WEIGHTS)].double().cpu()
+        digest.update(name.encode() + sample.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _save(path: Path, texts: Sequence[Text], cut: int) -> None:
     header = [[t.task, t.prompt_id, t.turn, t.prompt_tokens, t.answer_tokens] for t in texts]
     tensors = {
         "tokens": torch.tensor([x for t in texts for x in t.tokens]),
         "log_p": torch.tensor([x for t in texts for x in t.log_p], dtype=torch.float64),
         "length": torch.tensor([len(t.tokens) for t in texts]),
+        "cut": torch.tensor([cut]),
         "header": torch.tensor(list(json.dumps(header).encode()), dtype=torch.uint8),
     }
     with atomic_path(path) as temporary:
         save_file(tensors, temporary)
 
 
-def _load(path: Path) -> list[Text]:
+def _load(path: Path) -> tuple[list[Text], int]:
     try:
         t = load_file(path)
     except SafetensorError as error:
         raise InputError(f"paths.cache={path}: damaged ({error}); delete the file") from error
     header = json.loads(bytes(t["header"].tolist()))
     lengths = t["length"].tolist()
-    return [
+    texts = [
         Text(task, prompt_id, turn, tokens.tolist(), n_prompt, n_answer, log_p.tolist())
         for (task, prompt_id, turn, n_prompt, n_answer), tokens, log_p in zip(
             header, t["tokens"].split(lengths), t["log_p"].split(lengths), strict=True
         )
     ]
+    return texts, int(t["cut"][0])

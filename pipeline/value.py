@@ -147,8 +147,8 @@ def quality(
 def run(conf: DictConfig) -> None:
     """Fit the value network; write ``value.safetensors`` and ``value.json`` to ``paths.value``."""
     numerator, options = check_numerator(conf), conf.value
-    signals = read_selection(conf)
     rows = load_trajectories(conf)
+    signals = read_selection(conf)
     prompts = prompt_keys(rows.frame)
     held = validation_rows(prompts, options.validation_share, conf.seed, "value.validation_share")
     folder = Path(conf.paths.value)

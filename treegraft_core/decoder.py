@@ -36,7 +36,7 @@ class Round:
     Attributes
     ----------
     schedule : tuple of int
-        τ_1 … τ_D.
+        τ_1 … τ_D; all 0 once the context is too long for the mid drafter.
     accepted : int
         A.
     committed : int
@@ -184,7 +184,8 @@ class TreeGraftDecoder:
         self._mid = MidDrafter(
             CachedModel(pair.mid), self.config.width, pair.vocabulary, pair.target_vocab
         )
-        self.max_context = pair.max_context
+        self.max_context = max_context(pair.target)
+        self._mid_context = max_context(pair.mid)
 
     def generate(
         self,
@@ -272,7 +273,7 @@ class TreeGraftDecoder:
         first = int(logits[-1].argmax())
         tokens = [*prompt, first]
         values = token_log_p(logits, tokens[1:], self.config.width)
-        self._mid.prefill(prompt)
+        self._prefill_mid(prompt)
         return Context(tokens, [0.0, *values], self.config.max_ngram)
 
     def resume(self, tokens: Sequence[int]) -> Context:
@@ -281,8 +282,17 @@ class TreeGraftDecoder:
         self._mid.reset()
         logits = self._target.run(tokens[:-1], np.arange(len(tokens) - 1))
         values = token_log_p(logits, tokens[1:], self.config.width)
-        self._mid.prefill(tokens[:-1])
+        self._prefill_mid(tokens[:-1])
         return Context(tokens, [0.0, *values], self.config.max_ngram)
+
+    def _prefill_mid(self, tokens: Sequence[int]) -> None:
+        if self._mid_fits(len(tokens) + 1):
+            self._mid.prefill(tokens)
+
+    def _mid_fits(self, context: int) -> bool:
+        # A mid drafter with a shorter context than the target's leaves the rest to small steps.
+        deepest = max(self.config.depth, self.config.max_ngram)
+        return context + min(deepest, self.max_context - context) <= self._mid_context
 
     def rewind(self, length: int) -> None:
         """Cut both caches back to their first ``length`` committed tokens."""
@@ -306,10 +316,11 @@ class TreeGraftDecoder:
         # A node at depth d sits at position len(context) - 1 + d, which the model must have.
         tree = DraftTree.from_root(context.tokens[-1], self.max_context - len(context))
         frontier = np.zeros(1, np.int64)
+        mid_fits = self._mid_fits(len(context))
         clock.lap("accept")
         for step in range(1, config.depth + 1):
             state = self._state(tree, frontier, step, round_, prompt_tokens, clock)
-            action = self.scheduler.decide(state)
+            action = self.scheduler.decide(state) if mid_fits else 0
             clock.lap("scheduler")
             if action:
                 frontier, call = self.mid_step(tree, frontier)

@@ -14,7 +14,14 @@ from transformers import DynamicCache, PreTrainedModel
 
 from treegraft_core.errors import InputError
 
-UNSUPPORTED_LAYERS = ("linear_attention", "mamba", "conv", "recurrent")
+UNSUPPORTED_LAYERS = (
+    "linear_attention",
+    "mamba",
+    "conv",
+    "recurrent",
+    "chunked_attention",
+    "local",
+)
 
 
 def cache_argument(model: PreTrainedModel) -> str:
@@ -49,11 +56,11 @@ class CachedModel:
         self.device = model.device
         text = model.config.get_text_config()
         types = set(getattr(text, "layer_types", None) or [])
-        for kind in types:
+        for kind in types | set(getattr(text, "attention_layers", None) or []):
             if kind.startswith(UNSUPPORTED_LAYERS):
                 raise InputError(
-                    f"model={type(model).__name__}: has layers of type {kind}, whose state cannot "
-                    "be cut back to an accepted path; use a model with attention layers only"
+                    f"model={type(model).__name__}: has layers of type {kind}, which cannot attend "
+                    "along a tree by a mask; use a model with full or sliding-window attention"
                 )
         self._window = getattr(text, "sliding_window", None)
         self._types = types
@@ -170,3 +177,45 @@ def tree_mask(
     for row, columns in enumerate(ancestors):
         visible[row, list(columns)] = True
     return visible
+
+
+def check_tree_attention(model: PreTrainedModel, role: str) -> None:
+    """Check that a model reads two branches in one pass as it reads each text alone.
+
+    A model that takes no position ids, or that ignores them or the mask (ALiBi, recurrent layers),
+    would draft or verify wrongly without any error.
+
+    Raises
+    ------
+    InputError
+        If the logits differ by more than rounding, or the model refuses the mask.
+    """
+    vocab = int(model.get_input_embeddings().weight.shape[0])
+    text = [(7 * i + 3) % vocab for i in range(5)]
+    branches = [[11 % vocab, 5 % vocab], [13 % vocab, 2 % vocab]]
+    try:
+        cached = CachedModel(model)
+        cached.run(text, np.arange(5))
+        visible = tree_mask(5, 5, [[], [5], [], [7]], 4)
+        together = cached.run([t for b in branches for t in b], [5, 6, 5, 6], visible)[[1, 3]]
+        alone = []
+        for branch in branches:
+            cached.reset()
+            alone.append(cached.run(text + branch, np.arange(7))[-1])
+    except InputError:
+        raise
+    except Exception as error:  # a model's forward may fail in any way
+        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        raise InputError(
+            f"pair.{role}={type(model).__name__}: cannot run tree attention ({reason[:120]}); use "
+            "a decoder-only model that takes a 4D mask and position ids"
+        ) from error
+    expected = torch.stack(alone)
+    gap = float((together - expected).abs().max() / expected.abs().max().clamp_min(1e-9))
+    allowed = 0.1 if model.dtype in (torch.bfloat16, torch.float16) else 1e-3
+    if not gap <= allowed:
+        raise InputError(
+            f"pair.{role}={type(model).__name__}: reads a branch of a tree otherwise than the same "
+            f"text alone (logits differ by {gap:.2g} of their range); use a decoder-only model "
+            "that takes a 4D mask and position ids"
+        )

@@ -10,13 +10,14 @@ import torch
 from transformers import (
     AutoModelForCausalLM,
     AutoTokenizer,
+    GenerationConfig,
     PreTrainedModel,
     PreTrainedTokenizerBase,
 )
 
 from treegraft_core.embedded import EMBEDDED_TARGET, embedded_target
 from treegraft_core.errors import InputError
-from treegraft_core.models import max_context
+from treegraft_core.models import check_tree_attention, max_context
 from treegraft_core.student import DraftVocabulary, is_student, load_student
 from treegraft_core.tokenizers import check_same_tokenizer
 
@@ -210,14 +211,37 @@ def load_pair(
         resolved = resolve_path(mid, Path(cache) if cache else None)
         check_same_tokenizer(tokenizer, load_tokenizer(resolved, "mid"))
         drafter = _load(resolved, "mid", model.dtype).to(model.device)
+    for role, loaded in (("target", model), ("mid", drafter)):
+        check_tree_attention(loaded, role)
+    eos = eos_tokens(model, tokenizer)
+    plain_generation(model)
     return Pair(
         name=name,
         target=model,
         mid=drafter,
         tokenizer=tokenizer,
         vocabulary=vocabulary,
-        eos_token_ids=eos_tokens(model, tokenizer),
+        eos_token_ids=eos,
     )
+
+
+def plain_generation(model: PreTrainedModel) -> None:
+    """Drop the sampling defaults and penalties that a model ships; say which.
+
+    Greedy decoding here is the argmax of the model's own logits, also in ``model.generate``.
+    """
+    old = model.generation_config
+    keep = ("eos_token_id", "bos_token_id", "pad_token_id")
+    new = GenerationConfig(**{name: getattr(old, name) for name in keep})
+    changed = sorted(
+        name
+        for name, value in old.to_diff_dict().items()
+        if name not in (*keep, "transformers_version", "_from_model_config")
+        and value != getattr(new, name, None)
+    )
+    if changed:
+        log.warning("the model's own generation defaults are not used: %s", ", ".join(changed))
+    model.generation_config = new
 
 
 def eos_tokens(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

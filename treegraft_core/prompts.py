@@ -44,7 +44,7 @@ def read_prompts(path: Path | str) -> list[Prompt]:
     if not path.is_file():
         raise InputError(f"task.path={path}: no such file; give a JSON-lines prompt file")
     try:
-        lines = path.read_text(encoding="utf-8").split("\n")
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise InputError(f"task.path={path}: not UTF-8 text ({error.reason})") from error
     prompts: list[Prompt] = []
@@ -64,6 +64,8 @@ def read_prompts(path: Path | str) -> list[Prompt]:
         turns = row["turns"]
         if not isinstance(turns, list) or not turns or not all(isinstance(t, str) for t in turns):
             raise InputError(f"{where}: turns must be a list of one or more strings")
+        if any(0xD800 <= ord(c) <= 0xDFFF for t in turns for c in t):
+            raise InputError(f"{where}: holds half of a surrogate pair; write the character itself")
         if not all(t.strip() for t in turns):
             raise InputError(f"{where}: empty prompt; write a text or remove the line")
         key = str(row["question_id"])
