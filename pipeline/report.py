@@ -6,6 +6,7 @@ import importlib.metadata
 import logging
 import os
 import platform
+import resource
 import subprocess
 import sys
 import time
@@ -106,6 +107,13 @@ def _cell(value: Any) -> str:
     if isinstance(value, int):
         return f"{value:,}"
     return str(value)
+
+
+def peak_memory_gib() -> float:
+    """Return the most resident memory that this process has had, GiB."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    unit = 1 if platform.system() == "Darwin" else 1024
+    return round(peak * unit / 2**30, 2)
 
 
 class Stage:
@@ -220,6 +228,7 @@ def stage_run(conf: DictConfig, name: str, folder: Path | str) -> Iterator[Stage
         started = time.monotonic()
         yield stage
         stage.metrics["seconds"] = round(time.monotonic() - started, 2)
+        stage.metrics["peak_memory_gib"] = peak_memory_gib()
         stage.finish()
     except BaseException:
         stage.close(failed=True)
