@@ -17,6 +17,7 @@ from hydra import compose, initialize_config_dir
 
 from pipeline.collect import enumerate_text
 from pipeline.engine import drafting_config, open_pair
+from pipeline.evaluate import schedule_bits
 from pipeline.report import git_sha, machine, table
 from pipeline.run import CONF, fail
 from pipeline.tasks import load_prompts
@@ -39,8 +40,7 @@ def alone(pair: Pair, text: Text, root: int, config: DraftingConfig) -> list[int
     start = decoder.resume(text.tokens[: root + 1])
     accepted = []
     for number in range(1 << config.depth):
-        bits = [number >> (config.depth - 1 - k) & 1 for k in range(config.depth)]
-        decoder.scheduler = FixedSchedule(bits)
+        decoder.scheduler = FixedSchedule(schedule_bits(number, config.depth))
         decoder.rewind(root)
         context = Context(start.tokens[: root + 1], start.log_p[: root + 1], config.max_ngram)
         accepted.append(decoder.round(context, text.prompt_tokens)[0].accepted)

@@ -28,7 +28,7 @@ from pipeline.replay import (
     with_budget,
 )
 from pipeline.report import Stage, stage_run, table
-from pipeline.tasks import TaskPrompt, load_prompts
+from pipeline.tasks import TaskPrompt, first_of_each, load_prompts
 from pipeline.texts import Text, greedy_texts
 from treegraft_core import (
     DistilledScheduler,
@@ -357,17 +357,6 @@ def _rate(results: Sequence[Generation]) -> float:
     return 1e3 * sum(len(g.tokens) - 1 for g in results) / ms if ms else float("nan")
 
 
-def pick_prompts(prompts: Sequence[TaskPrompt], per_task: int) -> list[TaskPrompt]:
-    """Return the first ``per_task`` prompts of each task."""
-    taken: dict[str, int] = defaultdict(int)
-    chosen = []
-    for p in prompts:
-        taken[p.task] += 1
-        if taken[p.task] <= per_task:
-            chosen.append(p)
-    return chosen
-
-
 def open_scheduler(conf: DictConfig, config: DraftingConfig) -> SchedulerArtifact:
     """Load the exported scheduler and check that it fits the drafting depth."""
     artifact = load_scheduler(Path(conf.paths.scheduler))
@@ -415,7 +404,7 @@ def run(conf: DictConfig) -> None:
         tables = build_tables(pair, texts, config, int(conf.collect.pack), profile, artifact)
         report_replay(conf, stage, tables, config, profile)
         stage.metrics["texts_cut_at_a_tie"] = cut
-        chosen = pick_prompts(prompts, int(conf.evaluate.decode_prompts_per_task))
+        chosen = first_of_each(prompts, int(conf.evaluate.decode_prompts_per_task))
         if chosen:
             done = decode_for_real(
                 pair, chosen, config, profile, artifact, int(conf.evaluate.decode_tokens)

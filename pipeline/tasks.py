@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,12 +45,17 @@ def load_prompts(conf: DictConfig, split: str, per_task: int) -> list[TaskPrompt
         pairs = [TaskPrompt(task.name, p) for p in read_hub(task.name, task.hub)]
     else:
         pairs = [TaskPrompt(p.category or task.name, p) for p in read_prompts(task[split])]
+    return first_of_each(pairs, per_task) if per_task else pairs
+
+
+def first_of_each(prompts: Sequence[TaskPrompt], count: int) -> list[TaskPrompt]:
+    """Return the first ``count`` prompts of each task, in their order."""
     taken: dict[str, int] = defaultdict(int)
     chosen = []
-    for pair in pairs:
-        if not per_task or taken[pair.task] < per_task:
-            taken[pair.task] += 1
-            chosen.append(pair)
+    for p in prompts:
+        taken[p.task] += 1
+        if taken[p.task] <= count:
+            chosen.append(p)
     return chosen
 
 
