@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections import Counter
 from collections.abc import Sequence
 
-from treegraft_core.tree import LOG_P_STEP
+import numpy as np
+
+from treegraft_core import kernels
+from treegraft_core.tree import BoolArray, FloatArray, IntArray, on_grid
 
 OUTSIDE_TABLE_PENALTY = 5.0
 
 
 class Context:
-    """Committed tokens, the target's log-probability of each, and an n-gram index over them.
+    """Committed tokens, the target's log-probability of each, and where each occurred before.
+
+    An n-gram's earlier occurrences are among those of its last token, so the index is one link a
+    token to the previous occurrence of the same token; it grows by the committed tokens alone.
 
     Parameters
     ----------
@@ -23,34 +27,59 @@ class Context:
         nats, read from its top-W table (:func:`table_log_p`). The first token has no distribution;
         its entry is not read except by the fallback child.
     max_ngram : int
-        Longest n-gram indexed (n_max).
+        Longest n-gram matched (n_max).
     """
 
     def __init__(self, tokens: Sequence[int], log_p: Sequence[float], max_ngram: int = 5):
-        self.tokens: list[int] = []
-        self.log_p: list[float] = []
         self.max_ngram = max_ngram
-        self._followers: list[dict[tuple[int, ...], list[int]]] = [{} for _ in range(max_ngram)]
-        self._counts: Counter[int] = Counter()
-        self._last: dict[int, int] = {}
+        self._length = 0
+        self._tokens: IntArray = np.zeros(256, np.int64)
+        self._log_p: FloatArray = np.zeros(256)
+        self._before: IntArray = np.zeros(256, np.int64)
+        self._last: IntArray = np.full(256, -1, np.int64)
+        self._counts: IntArray = np.zeros(256, np.int64)
         self.extend(tokens, log_p)
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return self._length
 
-    def extend(self, tokens: Sequence[int], log_p: Sequence[float]) -> None:
+    @property
+    def tokens(self) -> IntArray:
+        """Committed tokens, int64, shape ``[length]``: a view."""
+        return self._tokens[: self._length]
+
+    @property
+    def log_p(self) -> FloatArray:
+        """The target's log-probability of each, nats, on the grid: a view."""
+        return self._log_p[: self._length]
+
+    @property
+    def index(self) -> tuple[IntArray, FloatArray, IntArray, IntArray, IntArray]:
+        """What the kernels read.
+
+        Tokens, log-probabilities, the previous place of the same token (−1: none), the last place
+        of each token id, and a scratch of zeros a token id.
+        """
+        return self._tokens, self._log_p, self._before, self._last, self._counts
+
+    def extend(self, tokens: Sequence[int] | IntArray, log_p: Sequence[float] | FloatArray) -> None:
         """Append committed tokens; the index grows by them alone."""
         if len(tokens) != len(log_p):
             raise ValueError(f"log_p: {len(log_p)} values for {len(tokens)} tokens")
-        for token, value in zip(tokens, log_p, strict=True):
-            at = len(self.tokens)
-            for n in range(1, min(self.max_ngram, at) + 1):
-                key = tuple(self.tokens[at - n : at])
-                self._followers[n - 1].setdefault(key, []).append(at)
-            self.tokens.append(int(token))
-            self.log_p.append(round(float(value) / LOG_P_STEP) * LOG_P_STEP)
-            self._counts[int(token)] += 1
-            self._last[int(token)] = at
+        if not len(tokens):
+            return
+        new = np.asarray(tokens, np.int64)
+        if new.min() < 0:
+            raise ValueError(f"tokens: {int(new.min())} is not a token id")
+        end = self._length + len(new)
+        for name in ("_tokens", "_log_p", "_before"):
+            setattr(self, name, _grown(getattr(self, name), end, 0))
+        self._last = _grown(self._last, int(new.max()) + 1, -1)
+        self._counts = _grown(self._counts, len(self._last), 0)
+        self._tokens[self._length : end] = new
+        self._log_p[self._length : end] = on_grid(np.asarray(log_p, np.float64))
+        kernels.link(self._tokens, self._before, self._last, self._length, end)
+        self._length = end
 
     def matches(self, path: Sequence[int], length: int | None = None) -> tuple[int, list[int]]:
         """Find where the longest suffix of context + ``path`` occurs earlier in the context.
@@ -69,25 +98,44 @@ class Context:
         positions : list of int
             Context positions of the tokens that followed each occurrence, most recent first.
         """
-        length = len(self.tokens) if length is None else length
-        tail = [*self.tokens[max(0, length - self.max_ngram) : length], *path][-self.max_ngram :]
-        for n in range(len(tail), 0, -1):
-            found = self._followers[n - 1].get(tuple(tail[-n:]))
-            if found:
-                stop = bisect_left(found, length)
-                if stop:
-                    return n, found[stop - 1 :: -1]
-        return 0, []
+        length = self._length if length is None else length
+        text = [*self.tokens[max(0, length - self.max_ngram) : length].tolist(), *path]
+        tail = np.array(text[: -self.max_ngram - 1 : -1], np.int64)
+        n, positions = kernels.matches(self._tokens, self._before, self._last, tail, length)
+        return int(n), positions.tolist()
 
     def most_frequent(self, length: int | None = None) -> tuple[int, int]:
         """Return the most frequent token and its last position (ties: the most recent one)."""
-        if length is None or length == len(self.tokens):
-            counts, last = self._counts, self._last
-        else:
-            counts = Counter(self.tokens[:length])
-            last = {token: at for at, token in enumerate(self.tokens[:length])}
-        token = max(counts, key=lambda t: (counts[t], last[t]))
-        return token, last[token]
+        length = self._length if length is None else length
+        at = int(kernels.most_frequent(self._tokens, length, self._counts))
+        return int(self._tokens[at]), at
+
+    def followers(
+        self, path_tokens: IntArray, is_root: BoolArray, length: int | None = None
+    ) -> tuple[IntArray, IntArray]:
+        """Return what a small step may propose under paths that end in ``path_tokens``.
+
+        Returns
+        -------
+        start : int64 array, shape ``[n + 1]``
+            Where each path's tokens begin.
+        tokens : int64 array
+            Those tokens, distinct for each path.
+        """
+        tokens, _, before, last, counts = self.index
+        length = self._length if length is None else length
+        start, found = kernels.followers(
+            tokens, before, last, counts, length, path_tokens, is_root
+        )
+        return start, found
+
+
+def _grown(array: np.ndarray, need: int, fill: int) -> np.ndarray:
+    if need <= len(array):
+        return array
+    grown = np.full(max(need, 2 * len(array)), fill, array.dtype)
+    grown[: len(array)] = array
+    return grown
 
 
 def table_log_p(tokens: Sequence[int], log_p: Sequence[float], token: int) -> float:

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 import numpy as np
 
+from treegraft_core import kernels
 from treegraft_core.context import OUTSIDE_TABLE_PENALTY, Context
 from treegraft_core.errors import InputError
 from treegraft_core.tree import DraftTree, FloatArray, IntArray
@@ -114,10 +115,6 @@ class MidStep:
     call: MidCall = field(default_factory=MidCall)
 
 
-def _empty() -> IntArray:
-    return np.zeros(0, np.int64)
-
-
 def small_step(
     tree: DraftTree,
     frontier: IntArray,
@@ -148,54 +145,27 @@ def small_step(
     SmallStep
         N_{k+1}: the best W first tokens proposed, by (match length, log s).
     """
-    chain = max(1, config.max_ngram - (step - 1))
-    end = len(context) if length is None else length
-    width = config.width
-    before = tree.size
-    firsts: dict[int, int] = {}
-    touched = False
-    tokens, values = context.tokens, context.log_p
-    index, log_p = tree.index, tree.log_p
-    proposed: dict[int, set[int]] = {}
-    for node in frontier.tolist():
-        n, positions = context.matches(tree.path_tokens(node), length)
-        for at in positions:
-            parent = node
-            room = tree.max_depth - int(tree.depth[node])
-            for j in range(at, min(at + min(chain, room), end)):
-                token, value = tokens[j], values[j]
-                children = proposed.setdefault(parent, set())
-                if token not in children:
-                    if len(children) == width:
-                        break
-                    children.add(token)
-                child = index.get((parent, token), -1)
-                if child < 0:
-                    child = tree.add(parent, token, value)
-                    log_p = tree.log_p
-                elif value > log_p[child]:
-                    log_p[child] = value
-                    touched = True
-                if j == at:
-                    firsts[child] = max(n, firsts.get(child, 0))
-                parent = child
-    if not firsts and step == 1 and tree.max_depth > 0:
-        token, at = context.most_frequent(length)
-        value = values[at] if at > 0 else -OUTSIDE_TABLE_PENALTY
-        child = tree.child(0, token)
-        firsts[child if child >= 0 else tree.add(0, token, value)] = 0
-    if touched:
-        tree.update_scores()
-    nodes = np.fromiter(firsts, np.int64, len(firsts))
-    lengths = np.fromiter(firsts.values(), np.int64, len(firsts))
-    order = np.lexsort((nodes, tree.depth[nodes], -tree.log_s[nodes], -lengths))
-    return SmallStep(nodes[order[:width]], tree.size - before)
+    size = tree.size
+    tree.node, tree.size, frontier = kernels.small_step(
+        tree.node,
+        size,
+        tree.max_depth,
+        frontier,
+        *context.index,
+        len(context) if length is None else length,
+        step,
+        config.width,
+        config.max_ngram,
+        -OUTSIDE_TABLE_PENALTY,
+    )
+    return SmallStep(frontier, tree.size - size)
 
 
 def mid_pool(tree: DraftTree, frontier: IntArray, config: DraftingConfig) -> IntArray:
     """Return C_k: living nodes that the mid drafter has not expanded and that may have children."""
-    nodes = tree.nodes() if config.pool == "tree" else frontier
-    return nodes[~tree.expanded[nodes] & (tree.depth[nodes] < tree.max_depth)]
+    return kernels.pool_of(
+        tree.node, tree.size, tree.max_depth, frontier, config.pool == "tree"
+    )
 
 
 def begin_mid_step(tree: DraftTree, call: MidCall, everything: bool) -> IntArray:
@@ -204,12 +174,7 @@ def begin_mid_step(tree: DraftTree, call: MidCall, everything: bool) -> IntArray
     Those are the unevaluated parents of nodes that it has not scored, or with ``everything`` all
     nodes that it has not evaluated.
     """
-    nodes = tree.nodes()
-    parents = np.unique(tree.parent[nodes[np.isnan(tree.mid_log_p[nodes])]])
-    needed = parents[~tree.seen[parents]]
-    unseen = nodes[~tree.seen_all[nodes]]
-    tree.seen[needed] = True
-    tree.seen_all[unseen] = True
+    needed, unseen = kernels.begin_mid_step(tree.node, tree.size)
     call.refresh_nodes, call.all_nodes = len(needed), len(unseen)
     return unseen if everything else needed
 
@@ -231,12 +196,10 @@ def select_frontier(
         Those of F_k that the mid drafter has yet to evaluate when it evaluates only needed nodes.
     """
     refresh(tree, scores)
-    pool = mid_pool(tree, frontier, config)
-    picked = tree.best(pool, config.width)
-    missing = np.sort(picked[~tree.seen[picked]])
-    tree.seen[missing] = True
-    call.expand_nodes, call.pool_nodes = len(missing), len(pool)
-    call.earlier_picks = earlier_picks(tree, picked, frontier)
+    picked, missing, call.pool_nodes, call.earlier_picks = kernels.pick(
+        tree.node, tree.size, tree.max_depth, frontier, config.pool == "tree", config.width
+    )
+    call.expand_nodes = len(missing)
     return picked, missing
 
 
@@ -245,12 +208,12 @@ def refresh(tree: DraftTree, scores: MidScores) -> None:
 
     The mid drafter must have evaluated the parents of all nodes that it has not scored.
     """
-    nodes = tree.nodes()
-    unscored = nodes[np.isnan(tree.mid_log_p[nodes])]
+    unscored = kernels.unscored(tree.node, tree.size)
+    values = np.empty(0)
     if len(unscored):
-        tree.mid_log_p[unscored] = scores.log_p(tree, tree.parent[unscored], tree.token[unscored])
-    tree.log_p[nodes] = tree.mid_log_p[nodes]
-    tree.update_scores()
+        new = tree.node[unscored]
+        values = scores.log_p(tree, new["parent"].astype(np.int64), new["token"].astype(np.int64))
+    kernels.refresh(tree.node, tree.size, unscored, values)
 
 
 def expand(
@@ -261,25 +224,14 @@ def expand(
     A token that is already a child keeps its subtree and takes the new score; with
     ``graft="replace"`` the old subtree goes first.
     """
-    children: list[int] = []
-    if len(picked):
-        tokens, log_p = scores.top(tree, picked)
-        order = np.argsort(picked) if config.graft == "replace" else np.arange(len(picked))
-        for row in order.tolist():
-            node = int(picked[row])
-            if not tree.alive[node]:
-                continue
-            if config.graft == "replace":
-                tree.remove_below(node)
-            tree.expanded[node] = True
-            for token, value in zip(tokens[row].tolist(), log_p[row].tolist(), strict=True):
-                child = tree.child(node, token)
-                if child < 0:
-                    child = tree.add(node, token, value)
-                    tree.mid_log_p[child] = value
-                children.append(child)
-    nodes = np.array(children, np.int64)
-    return tree.best(nodes[tree.alive[nodes]], config.width)
+    if not len(picked):
+        return np.zeros(0, np.int64)
+    tokens, log_p = scores.top(tree, picked)
+    tree.node, tree.size, removed, frontier = kernels.graft(
+        tree.node, tree.size, picked, tokens, log_p, config.graft == "replace", config.width
+    )
+    tree.removed += removed
+    return frontier
 
 
 def prune(tree: DraftTree, config: DraftingConfig) -> IntArray:
@@ -297,11 +249,11 @@ def prune(tree: DraftTree, config: DraftingConfig) -> IntArray:
     config : DraftingConfig
         Holds B_ver.
     """
-    return tree.best(tree.nodes()[1:], config.verify_nodes)
+    return kernels.prune(tree.node, tree.size, config.verify_nodes)
 
 
 def accepted_path(
-    tree: DraftTree, kept: IntArray, continuation: Sequence[int]
+    tree: DraftTree, kept: IntArray, continuation: Sequence[int] | IntArray
 ) -> tuple[list[int], list[int]]:
     """Walk the kept tree along the target's known greedy continuation.
 
@@ -313,19 +265,6 @@ def accepted_path(
         The place in the pruning order of each accepted node, so that A under a smaller B_ver is
         the number of leading ranks below it.
     """
-    rank = {int(node): place for place, node in enumerate(kept)}
-    node, path, ranks = 0, [], []
-    for token in continuation:
-        node = tree.child(node, token)
-        if node not in rank:
-            break
-        path.append(node)
-        ranks.append(rank[node])
-    return path, ranks
-
-
-def earlier_picks(tree: DraftTree, picked: IntArray, frontier: IntArray) -> int:
-    """Count picks of F_k at an earlier depth than every node of N_k."""
-    if not len(frontier):
-        return len(picked)
-    return int((tree.depth[picked] < tree.depth[frontier].min()).sum())
+    known = np.asarray(continuation, np.int64)
+    path, ranks = kernels.accepted(tree.node, tree.size, np.asarray(kept, np.int64), known)
+    return path.tolist(), ranks.tolist()

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from treegraft_core.drafting import DraftingConfig, mid_pool
+from treegraft_core import kernels
+from treegraft_core.drafting import DraftingConfig
 from treegraft_core.tree import DraftTree, FloatArray, IntArray
 
 SIGNALS = (
@@ -28,38 +29,20 @@ PAPER_SIGNALS = SIGNALS[:6]
 """The six that the paper kept."""
 
 
-def _finite_mean(values: FloatArray) -> float:
-    values = values[np.isfinite(values)]
-    return float(values.mean()) if len(values) else 0.0
-
-
 def signals(tree: DraftTree, frontier: IntArray, config: DraftingConfig) -> FloatArray:
     """Return the ten signals before a step, float64, shape ``[10]``, in the order of `SIGNALS`.
 
     Read from T_k, N_k and R_k, the best W of the pool that a mid step would have under the scores
     as they stand; no model is called. Means and ratios over an empty set are 0.
     """
-    pool = mid_pool(tree, frontier, config)
-    selected = tree.best(pool, config.width)
-    depth_n, depth_r = tree.depth[frontier], tree.depth[selected]
-    mean_n = float(depth_n.mean()) if len(frontier) else 0.0
-    mean_r = float(depth_r.mean()) if len(selected) else 0.0
-    depths = set(depth_n.tolist())
-    overlap = set(selected.tolist()) & set(frontier.tolist())
-    past = sum(d not in depths for d in depth_r.tolist())
-    return np.array(
-        [
-            mean_n,
-            float((tree.n_children[frontier] == 0).mean()) if len(frontier) else 0.0,
-            max(0.0, mean_n - mean_r),
-            past / len(selected) if len(selected) else 0.0,
-            len(overlap) / len(selected) if len(selected) else 0.0,
-            _finite_mean(tree.log_s[selected]),
-            float(len(frontier)),
-            _finite_mean(tree.log_s[frontier]),
-            float(len(tree)),
-            float(len(pool)),
-        ]
+    return kernels.signals(
+        tree.node,
+        tree.size,
+        tree.removed,
+        tree.max_depth,
+        frontier,
+        config.pool == "tree",
+        config.width,
     )
 
 
