@@ -33,7 +33,7 @@ from treegraft_core import (
     TreeGraftDecoder,
 )
 from treegraft_core.drafting import MidCall
-from treegraft_core.enumeration import Outcome, enumerate_states
+from treegraft_core.enumeration import DEFAULT_MEMORY, Enumeration, Outcome, enumerate_states
 from treegraft_core.files import atomic_path
 from treegraft_core.models import CachedModel
 
@@ -109,38 +109,29 @@ def enumerate_text(
     text: Text,
     roots: Sequence[int],
     config: DraftingConfig,
-    pack: int,
+    memory: int = DEFAULT_MEMORY,
+    pack: int = 0,
     keep_trees: bool = False,
-) -> tuple[list[list[Outcome]], int]:
-    """Enumerate the states of one text, ``pack`` at a time over one shared cache.
+) -> Enumeration:
+    """Enumerate the states of one text, packed over one shared cache.
 
-    Returns
-    -------
-    outcomes : list of list of Outcome
-        One list for each of ``roots``.
-    paths : int
-        Distinct paths evaluated.
+    ``memory`` is the budget of a pack, bytes; ``pack`` the most states in one (0: no limit).
     """
     model.reset()
     last = max(roots) + 1
     model.run(text.tokens[:last], np.arange(last), rows=np.zeros(0, np.int64))
-    context = text.context(config.max_ngram)
-    outcomes: list[list[Outcome]] = []
-    paths = 0
-    for start in range(0, len(roots), pack):
-        found, n = enumerate_states(
-            model,
-            context,
-            roots[start : start + pack],
-            config,
-            pair.vocabulary,
-            pair.target_vocab,
-            keep_trees,
-            pair.max_context,
-        )
-        outcomes += found
-        paths += n
-    return outcomes, paths
+    return enumerate_states(
+        model,
+        text.context(config.max_ngram),
+        roots,
+        config,
+        pair.vocabulary,
+        pair.target_vocab,
+        keep_trees,
+        pair.max_context,
+        memory,
+        pack,
+    )
 
 
 def write_rows(path: Path, rows: list[dict[str, Any]], config: DraftingConfig) -> None:

@@ -111,9 +111,18 @@ class Context:
         return int(self._tokens[at]), at
 
     def followers(
-        self, path_tokens: IntArray, is_root: BoolArray, length: int | None = None
+        self, path_tokens: IntArray, is_root: BoolArray, lengths: IntArray | None = None
     ) -> tuple[IntArray, IntArray]:
         """Return what a small step may propose under paths that end in ``path_tokens``.
+
+        Parameters
+        ----------
+        path_tokens : int64 array, shape ``[n]``
+            Last token of each path.
+        is_root : bool array, shape ``[n]``
+            The path is empty: its last token is the root.
+        lengths : int64 array, shape ``[n]``, optional
+            Context tokens that each path reads (default: all).
 
         Returns
         -------
@@ -123,9 +132,10 @@ class Context:
             Those tokens, distinct for each path.
         """
         tokens, _, before, last, counts = self.index
-        length = self._length if length is None else length
+        if lengths is None:
+            lengths = np.full(len(path_tokens), self._length)
         start, found = kernels.followers(
-            tokens, before, last, counts, length, path_tokens, is_root
+            tokens, before, last, counts, lengths, path_tokens, is_root
         )
         return start, found
 

@@ -236,7 +236,7 @@ class TreeGraftDecoder:
         context = self.start(prompt)
         result.prefill_ms = 1e3 * (self._now() - started)
         started = self._now()
-        new = [context.tokens[-1]]
+        new = [int(context.tokens[-1])]
         while True:
             stop = clip(new, len(result.tokens), max_new_tokens, eos)
             result.tokens += new
@@ -312,9 +312,9 @@ class TreeGraftDecoder:
         config = self.config
         round_ = Round((), len(context))
         clock = _Clock(self.pair, round_.ms)
-        self._mid.begin_round(context.tokens)
+        self._mid.begin_round(context)
         # A node at depth d sits at position len(context) - 1 + d, which the model must have.
-        tree = DraftTree.from_root(context.tokens[-1], self.max_context - len(context))
+        tree = DraftTree.from_root(int(context.tokens[-1]), self.max_context - len(context))
         frontier = np.zeros(1, np.int64)
         mid_fits = self._mid_fits(len(context))
         clock.lap("accept")
@@ -334,7 +334,7 @@ class TreeGraftDecoder:
         clock.lap("prune")
         verdict = verify_greedy(self._target, tree, kept, len(context), config.width)
         clock.lap("verify")
-        self._mid.end_round(verdict.path)
+        self._mid.end_round(tree, verdict.path)
         context.extend(verdict.tokens, verdict.log_p)
         round_.accepted = len(verdict.path)
         round_.committed = len(verdict.tokens)

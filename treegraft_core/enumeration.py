@@ -2,58 +2,37 @@
 
 Schedules that share a prefix share its tree, so the schedules are the leaves of a binary trie with
 2^D − 1 inner nodes. The mid drafter's distribution at a node depends only on context and path, so
-each distinct path is evaluated once for the whole trie; the new paths of all tries at one depth,
-and of several states of one text, go through the model in one packed pass over a shared cache.
+each distinct path is evaluated once for the whole trie. A pack of states of one text goes through
+the D levels together: one pass a level over a shared cache evaluates the frontiers that the mid
+steps of this level expand and, for the trees that small steps have just grown, the parents that
+the next level's refreshes read.
+
+Results do not depend on the packing, except through the rounding of the model's passes: log p is
+rounded to 10⁻⁶ nats, and passes of different shapes differ by about that in float32. Where two
+nodes' scores are closer, their order, and with it a frontier's or the pruned tree's last place, may
+differ; in float64 it does not.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import torch
 
-from treegraft_core.context import Context
-from treegraft_core.drafting import (
-    DraftingConfig,
-    MidCall,
-    accepted_path,
-    begin_mid_step,
-    expand,
-    prune,
-    select_frontier,
-    small_step,
-)
-from treegraft_core.models import CachedModel
+from treegraft_core import forest, kernels
+from treegraft_core.context import OUTSIDE_TABLE_PENALTY, Context
+from treegraft_core.drafting import DraftingConfig, MidCall
+from treegraft_core.errors import InputError
+from treegraft_core.forest import Level
+from treegraft_core.models import CachedModel, Visibility
 from treegraft_core.neural import ScoreRows
-from treegraft_core.signals import signals
 from treegraft_core.student import DraftVocabulary
-from treegraft_core.tree import UNLIMITED, BoolArray, DraftTree, FloatArray, IntArray
+from treegraft_core.tree import UNLIMITED, FloatArray, IntArray
 
-
-@dataclass
-class Branch:
-    """One node of the trie: the tree that a schedule prefix has grown.
-
-    Attributes
-    ----------
-    tree : DraftTree
-        T_{k+1} after the prefix.
-    frontier : int64 array
-        N_{k+1}.
-    bits : tuple of int
-        The prefix.
-    calls : tuple of (MidCall or None)
-        Counts of each step; None for a small step.
-    signals : tuple of float64 array
-        The ten signals before each step.
-    """
-
-    tree: DraftTree
-    frontier: IntArray
-    bits: tuple[int, ...] = ()
-    calls: tuple[MidCall | None, ...] = ()
-    signals: tuple[FloatArray, ...] = ()
+DEFAULT_MEMORY = 4 << 30
+"""Bytes that a pack may take beyond the models' weights."""
 
 
 @dataclass
@@ -71,7 +50,7 @@ class Outcome:
     tree_nodes, kept_nodes : int
         |V(T)| after step D, and nodes sent to verification.
     calls : tuple of (MidCall or None)
-        Counts of each step.
+        Counts of each step; None for a small step.
     signals : tuple of float64 array
         The ten signals before each step.
     kept : list of (int, ...)
@@ -88,6 +67,70 @@ class Outcome:
     kept: list[tuple[int, ...]] = field(default_factory=list)
 
 
+@dataclass
+class Enumeration:
+    """The outcomes of all N = 2^D schedules at S states, schedules in binary order.
+
+    Attributes
+    ----------
+    bits : int8 array, shape ``[N, D]``
+        The schedules, 0…0 first.
+    accepted, tree_nodes, kept_nodes : int64 array, shape ``[S, N]``
+        A, |V(T)| after step D, nodes sent to verification.
+    ranks : int64 array, shape ``[S, N, reach]``
+        Place in the pruning order of each accepted node, −1 after the last.
+    counts : int32 array, shape ``[S, N, D, 5]``
+        The counts of each step in the order of :class:`MidCall`; zeros for a small step.
+    signals : float64 array, shape ``[S, N, D, 10]``
+        The ten signals before each step.
+    paths, passes : int
+        Distinct paths that the mid drafter evaluated, and the passes that it took.
+    kept : list of list of list of (int, ...)
+        For each state and schedule the token paths of the kept nodes, when asked for.
+    """
+
+    bits: np.ndarray
+    accepted: IntArray
+    tree_nodes: IntArray
+    kept_nodes: IntArray
+    ranks: IntArray
+    counts: np.ndarray
+    signals: FloatArray
+    paths: int = 0
+    passes: int = 0
+    kept: list[list[list[tuple[int, ...]]]] = field(default_factory=list)
+
+    def __len__(self) -> int:
+        return len(self.accepted)
+
+    def outcomes(self, state: int) -> list[Outcome]:
+        """Return one state's outcomes as objects."""
+        result = []
+        for n, row in enumerate(self.bits.tolist()):
+            calls = tuple(
+                MidCall(*self.counts[state, n, k].tolist()) if bit else None
+                for k, bit in enumerate(row)
+            )
+            ranks = self.ranks[state, n]
+            result.append(
+                Outcome(
+                    bits=tuple(row),
+                    accepted=int(self.accepted[state, n]),
+                    ranks=ranks[ranks >= 0].tolist(),
+                    tree_nodes=int(self.tree_nodes[state, n]),
+                    kept_nodes=int(self.kept_nodes[state, n]),
+                    calls=calls,
+                    signals=tuple(self.signals[state, n]),
+                    kept=self.kept[state][n] if self.kept else [],
+                )
+            )
+        return result
+
+
+class PackTooLarge(Exception):
+    """A pack needs more memory than the budget."""
+
+
 class PathTable:
     """The distinct paths of a pack of states, each evaluated once by the mid drafter.
 
@@ -96,73 +139,72 @@ class PathTable:
     model : CachedModel
         The mid drafter; its cache holds the whole text that the states are positions of.
     rows : ScoreRows
-        Where the distributions go.
-    roots : sequence of int
+        Where what is needed of the distributions goes; cleared.
+    context : Context
+        The text.
+    roots : int64 array
         Position of each state's root in the text.
+    memory : int
+        Bytes that the pack may take.
     """
 
-    def __init__(self, model: CachedModel, rows: ScoreRows, roots: Sequence[int]):
-        self.model, self.rows, self.roots = model, rows, list(roots)
+    def __init__(
+        self,
+        model: CachedModel,
+        rows: ScoreRows,
+        context: Context,
+        roots: IntArray,
+        memory: int = DEFAULT_MEMORY,
+    ):
+        self.model, self.rows, self.context, self.roots = model, rows, context, roots
+        self.memory = memory
         self.text = model.length
-        self._row: dict[tuple[int, int], int] = {}
-        self._state: list[int] = []
-        self._depth: list[int] = []
-        self._above: BoolArray = np.zeros((64, 64), bool)
+        self.path = np.zeros(256, forest.PATH)
+        self.size = 0
+        self.state_root = np.full(len(roots), -1, np.int64)
+        self.passes = 0
+        self.peak = 0
         rows.clear()
 
-    @property
-    def size(self) -> int:
-        """Distinct paths evaluated."""
-        return len(self._state)
-
-    def evaluate(self, requests: Sequence[tuple[int, DraftTree, IntArray]]) -> None:
-        """Give every requested node its row; one packed pass over the paths not seen before.
+    def evaluate(self, end: int, trees: int) -> None:
+        """Evaluate the paths up to ``end``: one pass, or several where one exceeds the budget.
 
         Parameters
         ----------
-        requests : sequence of (state, tree, nodes)
-            Nodes ascending, so that parents come before their children.
+        end : int
+            Paths so far.
+        trees : int
+            Bytes that the trees take.
+
+        Raises
+        ------
+        PackTooLarge
+            If not even one path fits.
         """
-        first = self.size
-        new_tokens: list[int] = []
-        for state, tree, nodes in requests:
-            for node in nodes.tolist():
-                token = int(tree.token[node])
-                above = int(tree.row[tree.parent[node]]) if node else -1 - state
-                row = self._row.get((above, token), -1)
-                if row < 0:
-                    row = self._add(state, above, token, int(tree.depth[node]))
-                    new_tokens.append(token)
-                tree.row[node] = row
-        if new_tokens:
-            self._run(first, new_tokens)
+        while self.size < end:
+            q = self._fitting(end - self.size, trees)
+            first = self.size
+            tokens, positions, visible, slots = forest.pass_inputs(
+                self.path, first, first + q, self.roots, self.text
+            )
+            logits = self.model.run(tokens, positions, Visibility(visible, slots))
+            state = self.path["state"][first : first + q]
+            start, found = self.context.followers(
+                tokens, positions == self.roots[state], self.roots[state] + 1
+            )
+            self.rows.append(logits, start, found)
+            self.size += q
+            self.passes += 1
 
-    def _add(self, state: int, above: int, token: int, depth: int) -> int:
-        row = self.size
-        if row == len(self._above):
-            grown = np.zeros((2 * row, 2 * row), bool)
-            grown[:row, :row] = self._above
-            self._above = grown
-        self._row[(above, token)] = row
-        self._state.append(state)
-        self._depth.append(depth)
-        if above >= 0 and depth > 1:
-            self._above[row] = self._above[above]
-            self._above[row, above] = True
-        return row
-
-    def _run(self, first: int, tokens: list[int]) -> None:
-        n = len(tokens)
-        state = np.array(self._state[first:])
-        depth = np.array(self._depth[first:])
-        root = np.array(self.roots)[state]
-        visible = np.zeros((n, self.text + first + n), bool)
-        # A root attends to what precedes it and to itself; the others to the text up to the root.
-        end = np.where(depth > 0, root + 1, root)
-        visible[:, : self.text] = np.arange(self.text)[None, :] < end[:, None]
-        visible[:, self.text :] = self._above[first : first + n, : first + n]
-        visible[np.arange(n), self.text + first + np.arange(n)] = True
-        self.rows.append(self.model.run(tokens, root + depth, visible))
+    def _fitting(self, q: int, trees: int) -> int:
+        while True:
+            need = trees + self.model.bytes_of_pass(q)
+            if need <= self.memory:
+                self.peak = max(self.peak, need)
+                return q
+            if q == 1:
+                raise PackTooLarge
+            q = (q + 1) // 2
 
 
 def enumerate_states(
@@ -174,8 +216,13 @@ def enumerate_states(
     target_vocab: int,
     keep_trees: bool = False,
     max_context: int = UNLIMITED,
-) -> tuple[list[list[Outcome]], int]:
-    """Run all 2^D schedules at several states of one text.
+    memory: int = DEFAULT_MEMORY,
+    pack: int = 0,
+) -> Enumeration:
+    """Run all 2^D schedules at the states of one text.
+
+    States are packed as the memory budget allows. A pass that would exceed it is split; a pack
+    that does so all the same, or runs out of memory, is halved and tried again.
 
     Parameters
     ----------
@@ -195,90 +242,242 @@ def enumerate_states(
         Keep the token paths sent to verification.
     max_context : int
         The pair's context: no draft node lies beyond it.
+    memory : int
+        Bytes that a pack may take beyond the weights and the text's own cache.
+    pack : int
+        Most states in a pack; 0: as many as fit.
 
-    Returns
-    -------
-    outcomes : list of list of Outcome
-        For each state the 2^D schedules in binary order, 0…0 first.
-    paths : int
-        Distinct paths that the mid drafter evaluated.
+    Raises
+    ------
+    InputError
+        If one state alone exceeds the budget or the memory.
     """
+    rows = ScoreRows(config.width, vocabulary, target_vocab)
     text = model.length
-    table = PathTable(model, ScoreRows(config.width, vocabulary, target_vocab), roots)
-    tokens = context.tokens
-    level = [
-        (
-            state,
-            Branch(
-                DraftTree.from_root(tokens[root], max_context - (root + 1)), np.zeros(1, np.int64)
-            ),
-        )
-        for state, root in enumerate(roots)
-    ]
+    places = np.asarray(roots, np.int64)
+
+    def attempt(first: int, count: int) -> tuple[Enumeration, int]:
+        table = PathTable(model, rows, context, places[first : first + count], memory)
+        try:
+            return _enumerate(table, config, keep_trees, max_context), table.peak
+        finally:
+            model.keep(text)
+
+    parts = list(packs(len(places), memory, pack, attempt))
+    return join(parts)
+
+
+def packs(
+    states: int,
+    memory: int,
+    pack: int,
+    attempt: Callable[[int, int], tuple[Enumeration, int]],
+) -> Iterator[Enumeration]:
+    """Yield packs of states, as large as the memory budget allows by what the last one took.
+
+    ``attempt(first, count)`` enumerates a pack and returns it with the bytes that it took at most.
+    """
+    most = pack or states
+    count, first = min(most, FIRST_PACK), 0
+    while first < states:
+        count = min(count, states - first)
+        try:
+            found, peak = attempt(first, count)
+        except (PackTooLarge, MemoryError, RuntimeError) as error:
+            if not out_of_memory(error):
+                raise
+            if count == 1:
+                raise InputError(
+                    f"collect.memory_gb={memory / 2**30:g}: one decoding state needs more, or the "
+                    "machine has less; raise it, or lower drafting.depth or drafting.width"
+                ) from error
+            if torch.cuda.is_available():
+                torch.cuda.empty_cache()
+            most = count = count // 2
+            continue
+        yield found
+        first += count
+        # Bytes of a pack grow with its states; paths of the next ones may be a third more.
+        count = max(1, min(most, int(count * memory / (1.3 * max(peak, 1)))))
+
+
+FIRST_PACK = 8
+"""States of the first pack of a text, from which the next ones' size follows."""
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Tell whether an error means that memory, of the budget or the machine, ran out."""
+    if isinstance(error, PackTooLarge | MemoryError | torch.OutOfMemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and (
+        "out of memory" in text or "can't allocate memory" in text
+    )
+
+
+def join(parts: Sequence[Enumeration]) -> Enumeration:
+    """Return the states of several packs as one."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def stack(name: str) -> np.ndarray:
+        return np.concatenate([getattr(part, name) for part in parts])
+
+    return Enumeration(
+        bits=parts[0].bits,
+        accepted=stack("accepted"),
+        tree_nodes=stack("tree_nodes"),
+        kept_nodes=stack("kept_nodes"),
+        ranks=stack("ranks"),
+        counts=stack("counts"),
+        signals=stack("signals"),
+        paths=sum(part.paths for part in parts),
+        passes=sum(part.passes for part in parts),
+        kept=[state for part in parts for state in part.kept],
+    )
+
+
+def _enumerate(
+    table: PathTable, config: DraftingConfig, keep_trees: bool, max_context: int
+) -> Enumeration:
+    context, roots = table.context, table.roots
+    level = forest.first_level(context.tokens[roots], config.depth, config.width)
+    max_depth = max_context - (roots + 1)
     for step in range(1, config.depth + 1):
-        level = _advance(level, table, context, step, config)
-    outcomes: list[list[Outcome]] = [[] for _ in roots]
-    for state, branch in level:
-        continuation = tokens[roots[state] + 1 :]
-        outcomes[state].append(_finish(branch, continuation, config, keep_trees))
-    for per_state in outcomes:
-        per_state.sort(key=lambda outcome: outcome.bits)
-    model.keep(text)
-    return outcomes, table.size
+        level = _advance(level, table, max_depth, step, config)
+    reach = max(config.depth, config.max_ngram)
+    kept, accepted, ranks = forest.finish(
+        level.node,
+        level.start,
+        level.size,
+        level.state,
+        roots,
+        context.tokens,
+        config.verify_nodes,
+        reach,
+    )
+    # Schedules in binary order within a state.
+    code = level.bits.astype(np.int64) @ (1 << np.arange(config.depth)[::-1])
+    order = np.lexsort((code, level.state))
+    shape = (len(roots), 1 << config.depth)
+
+    def by_state(values: np.ndarray) -> np.ndarray:
+        return values[order].reshape(*shape, *values.shape[1:])
+
+    found = Enumeration(
+        bits=level.bits[order[: shape[1]]],
+        accepted=by_state(accepted),
+        tree_nodes=by_state(level.size - level.removed),
+        kept_nodes=by_state(kept),
+        ranks=by_state(ranks),
+        counts=by_state(level.counts),
+        signals=by_state(level.signals),
+        paths=table.size,
+        passes=table.passes,
+    )
+    if keep_trees:
+        trees = [_kept_paths(level.tree(i), config.verify_nodes) for i in order]
+        found.kept = [trees[i : i + shape[1]] for i in range(0, len(trees), shape[1])]
+    return found
+
+
+def _kept_paths(node: np.ndarray, verify_nodes: int) -> list[tuple[int, ...]]:
+    return [
+        tuple(node["token"][kernels.path_of(node, i)].tolist())
+        for i in kernels.prune(node, len(node), verify_nodes)
+    ]
 
 
 def _advance(
-    level: list[tuple[int, Branch]],
-    table: PathTable,
-    context: Context,
-    step: int,
-    config: DraftingConfig,
-) -> list[tuple[int, Branch]]:
-    small: list[tuple[int, Branch]] = []
-    mid: list[tuple[int, Branch]] = []
-    calls: list[MidCall] = []
-    requests = []
-    for state, branch in level:
-        seen = (*branch.signals, signals(branch.tree, branch.frontier, config))
-        tree = branch.tree.copy()
-        grown = small_step(
-            tree, branch.frontier, context, step, config, length=table.roots[state] + 1
+    level: Level, table: PathTable, max_depth: IntArray, step: int, config: DraftingConfig
+) -> Level:
+    whole_tree = config.pool == "tree"
+    lengths = table.roots + 1
+    forest.read_signals(
+        level.node,
+        level.start,
+        level.size,
+        level.removed,
+        level.state,
+        level.frontier,
+        level.n_frontier,
+        max_depth,
+        whole_tree,
+        config.width,
+        step,
+        level.signals,
+    )
+    small, starts, sizes, frontiers, n_frontiers, used = forest.small_steps(
+        level.node,
+        level.start,
+        level.size,
+        level.state,
+        level.frontier,
+        level.n_frontier,
+        max_depth,
+        lengths,
+        *table.context.index,
+        step,
+        config.width,
+        config.max_ngram,
+        -OUTSIDE_TABLE_PENALTY,
+    )
+    counts = level.counts.copy()
+    picked, n_picked, missing, n_missing, lost = forest.select_frontiers(
+        level.node,
+        level.start,
+        level.size,
+        level.state,
+        level.frontier,
+        level.n_frontier,
+        max_depth,
+        whole_tree,
+        config.width,
+        *table.rows.table[2:],
+        step,
+        counts,
+    )
+    if lost:
+        raise AssertionError(f"step {step}: {lost} nodes without the mid drafter's score")
+    table.path, paths = forest.request(
+        level.node,
+        level.start,
+        level.state,
+        missing,
+        n_missing,
+        table.path,
+        table.size,
+        table.state_root,
+    )
+    if step < config.depth:
+        table.path, paths = forest.request_refresh(
+            small, starts, sizes, level.state, table.path, paths, table.state_root
         )
-        small.append(
-            (state, Branch(tree, grown.frontier, (*branch.bits, 0), (*branch.calls, None), seen))
-        )
-        call = MidCall()
-        requests.append((state, branch.tree, begin_mid_step(branch.tree, call, False)))
-        calls.append(call)
-        mid.append(
-            (state, Branch(branch.tree, branch.frontier, (*branch.bits, 1), branch.calls, seen))
-        )
-    table.evaluate(requests)
-    picks, requests = [], []
-    for (state, branch), call in zip(mid, calls, strict=True):
-        picked, missing = select_frontier(branch.tree, branch.frontier, table.rows, call, config)
-        picks.append(picked)
-        requests.append((state, branch.tree, missing))
-    table.evaluate(requests)
-    for (_, branch), call, picked in zip(mid, calls, picks, strict=True):
-        branch.frontier = expand(branch.tree, picked, table.rows, config)
-        branch.calls = (*branch.calls, call)
-    return small + mid
-
-
-def _finish(
-    branch: Branch, continuation: Sequence[int], config: DraftingConfig, keep_trees: bool
-) -> Outcome:
-    tree = branch.tree
-    kept = prune(tree, config)
-    path, ranks = accepted_path(tree, kept, continuation)
-    return Outcome(
-        bits=branch.bits,
-        accepted=len(path),
-        ranks=ranks,
-        tree_nodes=len(tree),
-        kept_nodes=len(kept),
-        calls=branch.calls,
-        signals=branch.signals,
-        kept=[tuple(tree.path_tokens(int(n))) for n in kept] if keep_trees else [],
+    table.evaluate(paths, level.node.nbytes + 2 * small.nbytes)
+    node, more_starts, more_sizes, removed, more, n_more, used = forest.expand(
+        level.node,
+        level.start,
+        level.size,
+        level.removed,
+        picked,
+        n_picked,
+        *table.rows.table[:2],
+        config.graft == "replace",
+        config.width,
+        small,
+        used,
+    )
+    bits = level.bits.copy()
+    bits[:, step - 1] = 1
+    return Level(
+        node=node,
+        start=np.concatenate([starts, more_starts]),
+        size=np.concatenate([sizes, more_sizes]),
+        removed=np.concatenate([level.removed, removed]),
+        state=np.concatenate([level.state, level.state]),
+        frontier=np.concatenate([frontiers, more]),
+        n_frontier=np.concatenate([n_frontiers, n_more]),
+        bits=np.concatenate([level.bits, bits]),
+        signals=np.concatenate([level.signals, level.signals]),
+        counts=np.concatenate([level.counts, counts]),
     )

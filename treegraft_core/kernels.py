@@ -528,16 +528,16 @@ def path_of(node, leaf):
 
 
 @njit(**_OPTIONS)
-def ancestor_slots(node, nodes, first):
-    """Return for each node the cache slots of its path, shape ``[n, deepest]``, and its own depth.
+def ancestor_slots(node, slot, nodes, first):
+    """Return for each of ``nodes`` (ascending) the cache places of its path, ``[n, deepest]``.
 
-    Slots of ancestors outside ``nodes`` are read from the records; ``nodes`` (ascending) get
-    ``first``, ``first + 1``, … The root's slot is not listed. Rows are filled up with the node's
-    own slot.
+    The nodes get the places ``first``, ``first + 1``, …, written to ``slot``, from which those of
+    ancestors outside ``nodes`` are read. The root's place is not listed. Rows are filled up with
+    the node's own place.
     """
     deepest = 1
     for i in range(len(nodes)):
-        node[nodes[i]].slot = first + i
+        slot[nodes[i]] = first + i
         deepest = max(deepest, node[nodes[i]].depth)
     slots = np.empty((len(nodes), deepest), np.int64)
     for i in range(len(nodes)):
@@ -545,7 +545,7 @@ def ancestor_slots(node, nodes, first):
         at = nodes[i]
         j = 0
         while at > 0:
-            slots[i, j] = node[at].slot
+            slots[i, j] = slot[at]
             at = node[at].parent
             j += 1
     return slots
@@ -596,11 +596,12 @@ def signals(node, size, removed, max_depth, frontier, whole_tree, width):
 
 
 @njit(**_OPTIONS)
-def followers(tokens, before, last, counts, length, path_tokens, is_root):
+def followers(tokens, before, last, counts, lengths, path_tokens, is_root):
     """Return the tokens that a small step may propose under paths that end in ``path_tokens``.
 
     Those are the distinct tokens that follow such a token in the context, since a chain passes
-    through a node only along the context; under a root without any, the fallback child.
+    through a node only along the context; under a root without any, the fallback child. Path i
+    reads the first ``lengths[i]`` tokens of the context.
 
     Returns
     -------
@@ -615,7 +616,7 @@ def followers(tokens, before, last, counts, length, path_tokens, is_root):
     found = np.empty(64, np.int64)
     n = 0
     for i in range(len(path_tokens)):
-        at = occurrence(before, last, path_tokens[i], length)
+        at = occurrence(before, last, path_tokens[i], lengths[i])
         while at >= 0:
             token = tokens[at + 1]
             if counts[token] == 0:
@@ -630,7 +631,7 @@ def followers(tokens, before, last, counts, length, path_tokens, is_root):
         for j in range(start[i], n):
             counts[found[j]] = 0
         if is_root[i] and n == start[i]:
-            found[n] = tokens[most_frequent(tokens, length, counts)]
+            found[n] = tokens[most_frequent(tokens, lengths[i], counts)]
             n += 1
         start[i + 1] = n
     return start, found[:n]

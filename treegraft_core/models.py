@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicLayer
 
 from treegraft_core.errors import InputError
+from treegraft_core.tree import IntArray
+
+MIN_CAPACITY = 512
+"""Tokens that a cache has room for at least, once its first pass is over."""
 
 UNSUPPORTED_LAYERS = (
     "linear_attention",
@@ -34,6 +39,61 @@ def max_context(model: PreTrainedModel) -> int:
     """Return the number of positions that a model has."""
     text = model.config.get_text_config()
     return int(getattr(text, "max_position_embeddings", 0) or 1 << 30)
+
+
+@dataclass(frozen=True)
+class Visibility:
+    """What each token of a pass attends to.
+
+    Attributes
+    ----------
+    end : int64 array, shape ``[q]``
+        It sees the places before ``end[i]``: cached tokens first, then those of the pass,
+    slots : int64 array, shape ``[q, m]``
+        and these places. Its own is among either.
+    """
+
+    end: IntArray
+    slots: IntArray
+
+    @classmethod
+    def causal(cls, length: int, q: int) -> Visibility:
+        """Everything cached, and causally within the pass."""
+        end = length + 1 + np.arange(q)
+        return cls(end, end[:, None] - 1)
+
+
+class TreeLayer(DynamicLayer):
+    """Keys and values of one layer in a buffer with spare capacity."""
+
+    def __init__(self, **_: Any):
+        super().__init__()
+        self.used = 0
+        self.slots: Tensor | None = None
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *_: Any, **__: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Write the pass's keys and values after those in use; return all of them."""
+        if self.slots is not None:
+            self.keys.index_copy_(2, self.slots, key_states)
+            self.values.index_copy_(2, self.slots, value_states)
+            return self.keys, self.values
+        end = self.used + key_states.shape[2]
+        if not self.is_initialized:
+            # The first pass of the first request: the buffers become views of one store after it.
+            self.dtype, self.device = key_states.dtype, key_states.device
+            self.keys, self.values = key_states, value_states
+            self.is_initialized = True
+        else:
+            self.keys[:, :, self.used : end] = key_states
+            self.values[:, :, self.used : end] = value_states
+        self.used = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def get_seq_length(self) -> int:
+        """Return the tokens in use."""
+        return self.used
 
 
 class CachedModel:
@@ -67,12 +127,15 @@ class CachedModel:
         self._embeddings = int(model.get_input_embeddings().weight.shape[0])
         self._cache_argument = cache_argument(model)
         self._keeps_logits = "logits_to_keep" in inspect.signature(type(model).forward).parameters
+        self.cache = Cache(layer_class_to_replicate=TreeLayer)
+        self._stores: list[Tensor] = []
+        self._capacity = 0
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything read so far."""
-        self.cache = DynamicCache()
+        """Forget everything read so far; the buffers stay."""
         self.positions = np.zeros(0, np.int64)
+        self._set_used(0)
 
     @property
     def length(self) -> int:
@@ -81,20 +144,21 @@ class CachedModel:
 
     def run(
         self,
-        tokens: Sequence[int] | NDArray[np.int64],
-        positions: Sequence[int] | NDArray[np.int64],
-        visible: NDArray[np.bool_] | None = None,
-        rows: NDArray[np.int64] | None = None,
+        tokens: Sequence[int] | IntArray,
+        positions: Sequence[int] | IntArray,
+        visible: Visibility | None = None,
+        rows: IntArray | None = None,
     ) -> Tensor:
         """Read ``tokens`` in one pass and keep their keys and values.
+
+        If the pass fails, for lack of memory for example, the cache is as before.
 
         Parameters
         ----------
         tokens, positions : sequence of int, shape ``[q]``
             Token ids and their positions in the text.
-        visible : bool array, shape ``[q, length + q]``, optional
-            What each token attends to: the cache as it stands, then the pass itself. Default:
-            everything cached, and causally within the pass.
+        visible : Visibility, optional
+            What each token attends to. Default: everything cached, and causally within the pass.
         rows : int64 array, optional
             The tokens of the pass whose logits are wanted (default: all).
 
@@ -103,80 +167,126 @@ class CachedModel:
         Tensor
             Logits, float32 (float64 for a float64 model), shape ``[rows, vocabulary]``.
         """
-        q = len(tokens)
+        q, length = len(tokens), self.length
         # Only padding of the pair's wider head lies beyond the embedding of the other model.
         ids = np.minimum(np.asarray(tokens, np.int64), self._embeddings - 1)
         positions = np.asarray(positions, np.int64)
         keys = np.concatenate([self.positions, positions])
-        if visible is None and (self._window is not None or (q > 1 and self.length)):
-            visible = np.ones((q, len(keys)), bool)
-            visible[:, self.length :] = np.tri(q, dtype=bool)
-        arguments: dict[str, Any] = {
-            "input_ids": torch.tensor(ids[None], device=self.device),
-            "position_ids": torch.tensor(positions[None], device=self.device),
-            "attention_mask": None if visible is None else self._mask(visible, positions, keys),
-            self._cache_argument: self.cache,
-            "use_cache": True,
-        }
-        index = None if rows is None else torch.tensor(rows, device=self.device)
-        if index is not None and self._keeps_logits:
-            arguments["logits_to_keep"] = index
+        if visible is None and (self._window is not None or (q > 1 and length)):
+            visible = Visibility.causal(length, q)
+        self._reserve(length + q)
         with torch.inference_mode():
-            logits = self.model(**arguments).logits[0]
-        if index is not None and not self._keeps_logits:
-            logits = logits[index]
-        self.positions = keys
-        return logits if logits.dtype == torch.float64 else logits.float()
+            read = torch.from_numpy(np.stack([ids, positions])).to(self.device)
+            arguments: dict[str, Any] = {
+                "input_ids": read[:1],
+                "position_ids": read[1:],
+                "attention_mask": None if visible is None else self._mask(visible, keys),
+                self._cache_argument: self.cache,
+                "use_cache": True,
+            }
+            index = None if rows is None else torch.tensor(rows, device=self.device)
+            if index is not None and self._keeps_logits:
+                arguments["logits_to_keep"] = index
+            try:
+                logits = self.model(**arguments).logits[0]
+            except BaseException:
+                self._set_used(length)
+                raise
+            if index is not None and not self._keeps_logits:
+                logits = logits[index]
+            self.positions = keys
+            return logits if logits.dtype == torch.float64 else logits.float()
 
-    def _mask(
-        self, visible: NDArray[np.bool_], positions: NDArray[np.int64], keys: NDArray[np.int64]
-    ) -> Any:
-        full = self._additive(visible)
+    def _mask(self, visible: Visibility, keys: IntArray) -> Any:
+        q = len(visible.end)
+        column = torch.arange(len(keys), device=self.device)
+        seen = column[None, :] < torch.from_numpy(visible.end).to(self.device)[:, None]
+        seen.scatter_(1, torch.from_numpy(visible.slots).to(self.device), True)
+        full = self._additive(seen)
         if self._window is None:
             return full
-        near = visible & (positions[:, None] - keys[None, :] < self._window)
-        sliding = full if near.all() else self._additive(near)
+        place = torch.from_numpy(keys).to(self.device)
+        near = seen & (place[-q:, None] - place[None, :] < self._window)
+        sliding = self._additive(near)
         if len(self._types) > 1:
             return {"full_attention": full, "sliding_attention": sliding}
         return full if self._types == {"full_attention"} else sliding
 
-    def _additive(self, visible: NDArray[np.bool_]) -> Tensor:
-        seen = torch.tensor(visible, device=self.device)[None, None]
+    def _additive(self, seen: Tensor) -> Tensor:
         mask = torch.zeros(seen.shape, dtype=self.model.dtype, device=self.device)
-        return mask.masked_fill_(~seen, torch.finfo(self.model.dtype).min)
+        return mask.masked_fill_(~seen, torch.finfo(self.model.dtype).min)[None, None]
+
+    def _set_used(self, length: int) -> None:
+        for layer in self.cache.layers:
+            if layer.is_initialized:
+                layer.used = length
+
+    def _reserve(self, capacity: int) -> None:
+        # All layers' buffers of one shape are views of one store, so that the accepted path moves
+        # into place by one operation, not by two a layer.
+        if not self.cache.layers or capacity <= self._capacity:
+            return
+        self._capacity = max(capacity, self._capacity + self._capacity // 2, MIN_CAPACITY)
+        groups: dict[tuple[Any, ...], list[TreeLayer]] = {}
+        for layer in self.cache.layers:
+            if layer.is_initialized:
+                shape = (layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3])
+                groups.setdefault((*shape, layer.dtype, layer.device), []).append(layer)
+        self._stores = []
+        with torch.inference_mode():
+            for layers in groups.values():
+                for name in ("keys", "values"):
+                    like = getattr(layers[0], name)
+                    shape = (len(layers), *like.shape[:2], self._capacity, like.shape[3])
+                    store = like.new_empty(shape)
+                    for part, layer in zip(store, layers, strict=True):
+                        part[:, :, : layer.used] = getattr(layer, name)[:, :, : layer.used]
+                        setattr(layer, name, part)
+                    self._stores.append(store)
+
+    def bytes_of_pass(self, q: int) -> int:
+        """Estimate the memory that a pass of ``q`` tokens takes, bytes, weights left out.
+
+        Keys and values of everything cached, twice while the buffers grow; mask, logits, the
+        widest activations, and the attention scores where the kernel makes them.
+        """
+        text = self.model.config.get_text_config()
+        size = self.model.dtype.itemsize
+        keys = self.length + q
+        heads = int(getattr(text, "num_attention_heads", 1))
+        hidden = int(text.hidden_size)
+        inner = int(getattr(text, "intermediate_size", 0) or 4 * hidden)
+        layers = int(getattr(text, "num_hidden_layers", 1))
+        kv_heads = int(getattr(text, "num_key_value_heads", 0) or heads)
+        head = int(getattr(text, "head_dim", 0) or hidden // heads)
+        cached = layers * 2 * kv_heads * head * size
+        capacity = self._capacity
+        if keys > capacity:
+            capacity += max(keys, capacity + capacity // 2)
+        columns = int(self.model.get_output_embeddings().weight.shape[0])
+        scores = 0 if self.model.config._attn_implementation == "sdpa" else 2 * heads * (size + 4)
+        return (
+            cached * capacity
+            + q * keys * (2 + 2 * size + scores)
+            + 2 * heads * head * keys * size
+            + q * columns * (size + 8)
+            + q * (8 * hidden + 3 * inner) * size
+        )
 
     def keep(self, prefix: int, slots: Sequence[int] = ()) -> None:
         """Keep the first ``prefix`` cached tokens and, after them, those at ``slots``."""
         length = prefix + len(slots)
-        if length == self.length and not len(slots):
-            return
-        index = torch.tensor(list(slots), dtype=torch.long, device=self.device)
-        with torch.inference_mode():
-            for layer in self.cache.layers:
-                for name in ("keys", "values"):
-                    stored = getattr(layer, name)
-                    if len(slots):
-                        stored[:, :, prefix:length] = stored[:, :, index]
-                    setattr(layer, name, stored[:, :, :length])
+        moved = list(slots) != list(range(prefix, length))
+        if moved:
+            self._reserve(self.length + 1)
+            index = torch.tensor(list(slots), dtype=torch.long, device=self.device)
+            with torch.inference_mode():
+                for store in self._stores:
+                    store[:, :, :, prefix:length] = store[:, :, :, index]
+        self._set_used(length)
         self.positions = np.concatenate(
             [self.positions[:prefix], self.positions[np.asarray(slots, np.int64)]]
         )
-
-
-def tree_mask(
-    length: int, prefix: int, ancestors: Sequence[Sequence[int]], q: int
-) -> NDArray[np.bool_]:
-    """Return the visibility ``[q, length + q]`` of a pass over tree nodes.
-
-    Every node sees the first ``prefix`` cached tokens, the columns listed in its ``ancestors``,
-    and itself.
-    """
-    visible = np.zeros((q, length + q), bool)
-    visible[:, :prefix] = True
-    visible[np.arange(q), length + np.arange(q)] = True
-    for row, columns in enumerate(ancestors):
-        visible[row, list(columns)] = True
-    return visible
 
 
 def check_tree_attention(model: PreTrainedModel, role: str) -> None:
@@ -196,7 +306,7 @@ def check_tree_attention(model: PreTrainedModel, role: str) -> None:
     try:
         cached = CachedModel(model)
         cached.run(text, np.arange(5))
-        visible = tree_mask(5, 5, [[], [5], [], [7]], 4)
+        visible = Visibility(np.full(4, 5), np.array([[5, 5], [5, 6], [7, 7], [7, 8]]))
         together = cached.run([t for b in branches for t in b], [5, 6, 5, 6], visible)[[1, 3]]
         alone = []
         for branch in branches:

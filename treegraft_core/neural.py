@@ -9,7 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treegraft_core.models import CachedModel, tree_mask
+from treegraft_core import kernels
+from treegraft_core.context import Context
+from treegraft_core.models import CachedModel, Visibility
 from treegraft_core.student import DraftVocabulary
 from treegraft_core.tree import DraftTree, FloatArray, IntArray, on_grid
 
@@ -18,7 +20,11 @@ NO_ROW_LOG_P = -20.0
 
 
 class ScoreRows:
-    """The mid drafter's distributions at the paths it has evaluated, one row a path.
+    """What drafting needs of the mid drafter's distributions, one row a path it has evaluated.
+
+    That is the W likeliest tokens, and log p of the tokens that a small step may propose under the
+    path (:meth:`Context.followers`), which a refresh asks for. Both are gathered on the device and
+    come over in one transfer; no row of the vocabulary's size is kept.
 
     Parameters
     ----------
@@ -35,70 +41,126 @@ class ScoreRows:
         self.vocabulary = vocabulary
         self.target_vocab = target_vocab
         self.floor_log_p = NO_ROW_LOG_P if vocabulary is None else vocabulary.floor_log_p
-        self._log_p = torch.empty(0, 0)
-        self._top_tokens = np.zeros((0, width), np.int64)
-        self._top_log_p = np.zeros((0, width))
-        self._column: Tensor | None = None
+        self._column: IntArray | None = None
+        self._token: IntArray | None = None
         if vocabulary is not None:
-            self._column = torch.full((target_vocab,), -1, dtype=torch.long)
-            self._column[vocabulary.tokens] = torch.arange(len(vocabulary.tokens))
+            self._token = vocabulary.tokens.numpy().astype(np.int64)
+            self._column = np.full(target_vocab, -1, np.int64)
+            self._column[self._token] = np.arange(len(self._token))
+        self._top_tokens: IntArray = np.zeros((0, width), np.int64)
+        self._top_log_p: FloatArray = np.zeros((0, width))
+        self._start: IntArray = np.zeros(1, np.int64)
+        self._found: IntArray = np.zeros(0, np.int64)
+        self._values: FloatArray = np.zeros(0)
         self.clear()
 
     def clear(self) -> None:
         """Forget all rows."""
         self.size = 0
 
-    def append(self, logits: Tensor) -> IntArray:
-        """Add one row for each row of ``logits`` ``[n, columns]``; return the rows' numbers."""
+    def append(self, logits: Tensor, start: IntArray, found: IntArray) -> IntArray:
+        """Add one row for each row of ``logits``; return the rows' numbers.
+
+        Parameters
+        ----------
+        logits : Tensor, shape ``[n, columns]``
+            The drafter's output.
+        start, found : int64 array
+            The tokens of each row whose log p is kept: ``found[start[i]:start[i + 1]]``.
+
+        Raises
+        ------
+        FloatingPointError
+            If a distribution is not a number.
+        """
         if self.vocabulary is None:
             logits = logits[:, : self.target_vocab]
-        log_p = logits.log_softmax(-1)
-        values, columns = log_p.topk(min(self.width, log_p.shape[-1]), dim=-1)
-        tokens = columns.cpu()
-        if self.vocabulary is not None:
-            tokens = self.vocabulary.tokens[tokens]
-        first, end = self.size, self.size + len(log_p)
-        self._reserve(end, log_p, tokens.shape[1])
-        self._log_p[first:end] = log_p
-        self._top_tokens[first:end] = tokens.numpy()
-        self._top_log_p[first:end] = on_grid(values.double().cpu().numpy())
+        n, columns = logits.shape
+        wanted = found if self._column is None else self._column[found]
+        inside = (wanted >= 0) & (wanted < columns)
+        row = np.repeat(np.arange(n), np.diff(start))
+        with torch.inference_mode():
+            place = np.where(inside, row * columns + wanted, 0)
+            index = torch.from_numpy(place).to(logits.device)
+            total = logits.logsumexp(-1)
+            top, top_columns = logits.topk(min(self.width, columns), dim=-1)
+            # Token ids are exact in float32 below 2²⁴.
+            numbers = torch.cat(
+                [
+                    (top - total[:, None]).flatten(),
+                    top_columns.to(logits.dtype).flatten(),
+                    logits.flatten()[index] - total[torch.from_numpy(row).to(logits.device)],
+                ]
+            )
+        parts = numbers.cpu().double().numpy()
+        width = top.shape[1]
+        top_log_p = parts[: n * width].reshape(n, width)
+        top_tokens = parts[n * width : 2 * n * width].reshape(n, width).astype(np.int64)
+        values = parts[2 * n * width :]
+        if np.isnan(top_log_p).any():
+            raise FloatingPointError("the mid drafter's logits are not numbers")
+        if self._token is not None:
+            top_tokens = self._token[top_tokens]
+        self._store(
+            on_grid(top_log_p),
+            top_tokens,
+            on_grid(np.where(inside, values, self.floor_log_p)),
+            start,
+            found,
+        )
+        return np.arange(self.size - n, self.size)
+
+    def _store(
+        self,
+        top_log_p: FloatArray,
+        top_tokens: IntArray,
+        values: FloatArray,
+        start: IntArray,
+        found: IntArray,
+    ) -> None:
+        first, end = self.size, self.size + len(top_tokens)
+        if top_tokens.shape[1] != self._top_tokens.shape[1]:
+            self._top_tokens = np.zeros((0, top_tokens.shape[1]), np.int64)
+            self._top_log_p = np.zeros((0, top_tokens.shape[1]))
+        base = int(self._start[first]) if first else 0
+        self._top_tokens = room(self._top_tokens, end)
+        self._top_log_p = room(self._top_log_p, end)
+        self._start = room(self._start, end + 1)
+        self._found = room(self._found, base + len(found))
+        self._values = room(self._values, base + len(found))
+        self._top_tokens[first:end] = top_tokens
+        self._top_log_p[first:end] = top_log_p
+        self._start[first : end + 1] = base + start
+        self._found[base : base + len(found)] = found
+        self._values[base : base + len(found)] = values
         self.size = end
-        return np.arange(first, end)
 
-    def _reserve(self, rows: int, like: Tensor, width: int) -> None:
-        have = len(self._top_tokens)
-        if rows <= have:
-            return
-        capacity = max(rows, 2 * have)
-        log_p = like.new_empty(capacity, like.shape[1])
-        top_tokens = np.zeros((capacity, width), np.int64)
-        top_log_p = np.zeros((capacity, width))
-        if self.size:
-            log_p[: self.size] = self._log_p[: self.size]
-            top_tokens[: self.size] = self._top_tokens[: self.size]
-            top_log_p[: self.size] = self._top_log_p[: self.size]
-        self._log_p, self._top_tokens, self._top_log_p = log_p, top_tokens, top_log_p
-
-    def gather(self, rows: IntArray, tokens: IntArray) -> FloatArray:
-        """Return log p of ``tokens[i]`` in row ``rows[i]``, nats; the floor outside the table."""
-        columns = torch.as_tensor(tokens)
-        if self._column is not None:
-            columns = self._column[columns]
-        columns = columns.masked_fill(columns >= self._log_p.shape[1], -1)
-        device = self._log_p.device
-        table_rows = torch.as_tensor(rows, device=device)
-        found = self._log_p[table_rows, columns.clamp_min(0).to(device)]
-        result = found.double().cpu().numpy()
-        return on_grid(np.where((columns < 0).numpy(), self.floor_log_p, result))
+    @property
+    def table(self) -> tuple[IntArray, FloatArray, IntArray, IntArray, FloatArray]:
+        """What the kernels read: likeliest tokens and their log p; start, tokens, log p."""
+        return self._top_tokens, self._top_log_p, self._start, self._found, self._values
 
     def log_p(self, tree: DraftTree, parents: IntArray, tokens: IntArray) -> FloatArray:
         """Return log p(token | context, path to parent), nats, shape ``[n]``."""
-        return self.gather(tree.row[parents], tokens)
+        rows = tree.row[parents].astype(np.int64)
+        values = kernels.look_up(self._start, self._found, self._values, rows, tokens)
+        if np.isnan(values).any():
+            raise ValueError("tokens: a small step does not propose them under these parents")
+        return values
 
     def top(self, tree: DraftTree, nodes: IntArray) -> tuple[IntArray, FloatArray]:
         """Return the W likeliest tokens at each node and their log p: two arrays ``[n, W]``."""
         rows = tree.row[nodes]
         return self._top_tokens[rows], self._top_log_p[rows]
+
+
+def room(array: np.ndarray, rows: int) -> np.ndarray:
+    """Return the array, or a copy with room for ``rows`` rows at least."""
+    if rows <= len(array):
+        return array
+    grown = np.zeros((max(rows, 2 * len(array)), *array.shape[1:]), array.dtype)
+    grown[: len(array)] = array
+    return grown
 
 
 class MidDrafter:
@@ -131,15 +193,15 @@ class MidDrafter:
         self.rows = ScoreRows(width, vocabulary, target_vocab)
         self.caught_up = 0
         self.pass_ms = 0.0
-        self._context: Sequence[int] = ()
-        self._slot: dict[int, int] = {}
+        self._context: Context | None = None
+        self._called = False
 
     def reset(self) -> None:
         """Forget the request."""
         self.model.reset()
         self.rows.clear()
 
-    def prefill(self, tokens: Sequence[int]) -> None:
+    def prefill(self, tokens: Sequence[int] | IntArray) -> None:
         """Read committed tokens ahead of the first round, outside any round's time."""
         start = self.model.length
         if len(tokens) > start:
@@ -147,10 +209,10 @@ class MidDrafter:
                 tokens[start:], np.arange(start, len(tokens)), rows=np.zeros(0, np.int64)
             )
 
-    def begin_round(self, context: Sequence[int]) -> None:
+    def begin_round(self, context: Context) -> None:
         """Start a round whose root is the last token of ``context``."""
         self._context = context
-        self._slot = {}
+        self._called = False
         self.rows.clear()
         self.caught_up = 0
         self.pass_ms = 0.0
@@ -163,41 +225,45 @@ class MidDrafter:
         """
         if not len(nodes):
             return
+        if self._context is None:
+            raise ValueError("nodes: begin_round comes first")
         started = time.perf_counter()
         context, start = self._context, self.model.length
         base = len(context)
-        first_call = not self._slot
-        pending = list(context[start:]) if first_call else []
-        fresh = nodes[1:] if first_call else nodes
+        first_call = not self._called
         if first_call and nodes[0] != 0:
             raise ValueError("nodes: the first evaluation of a round must hold the root")
-        q = len(pending) + len(fresh)
-        for i, node in enumerate(fresh.tolist()):
-            self._slot[node] = start + len(pending) + i
-        tokens = np.concatenate([np.array(pending, np.int64), tree.token[fresh]])
-        positions = np.concatenate(
-            [np.arange(start, start + len(pending)), base - 1 + tree.depth[fresh]]
+        pending = context.tokens[start:] if first_call else context.tokens[:0]
+        fresh = nodes[1:] if first_call else nodes
+        behind, tokens = len(pending), tree.token[nodes].astype(np.int64)
+        end = np.full(behind + len(fresh), base)
+        end[:behind] = start + 1 + np.arange(behind)
+        slots = np.empty((0, 1), np.int64)
+        if len(fresh):
+            slots = kernels.ancestor_slots(tree.node, tree.node["slot"], fresh, start + behind)
+        if behind:
+            above = np.repeat(end[:behind, None] - 1, slots.shape[1], axis=1)
+            slots = np.concatenate([above, slots])
+        logits = self.model.run(
+            np.concatenate([pending, tree.token[fresh]]),
+            np.concatenate([start + np.arange(behind), base - 1 + tree.depth[fresh]]),
+            Visibility(end, slots),
+            np.arange(max(0, behind - 1), behind + len(fresh)),
         )
-        ancestors = [[self._slot[a] for a in tree.path(int(n))[:-1]] for n in fresh]
-        visible = np.zeros((q, start + q), bool)
-        visible[: len(pending), :start] = True
-        visible[: len(pending), start : start + len(pending)] = np.tri(len(pending), dtype=bool)
-        visible[len(pending) :] = tree_mask(start + len(pending), base, ancestors, len(fresh))
-        rows = np.arange(max(0, len(pending) - 1), q)
-        logits = self.model.run(tokens, positions, visible, rows)
         if first_call:
-            self._slot[0] = base - 1
-            self.caught_up = len(pending) - 1
-        tree.row[nodes] = self.rows.append(logits)
+            self._called = True
+            self.caught_up = behind - 1
+            tree.node["slot"][0] = base - 1
+        tree.node["row"][nodes] = self.rows.append(logits, *context.followers(tokens, nodes == 0))
         self.pass_ms += 1e3 * (time.perf_counter() - started)
 
-    def end_round(self, path: Sequence[int]) -> None:
+    def end_round(self, tree: DraftTree, path: Sequence[int]) -> None:
         """Keep the cache of committed tokens: the context and the evaluated part of ``path``."""
-        if not self._slot:
+        if not self._called or self._context is None:
             return
         slots = []
         for node in path:
-            if node not in self._slot:
+            if tree.row[node] < 0:
                 break
-            slots.append(self._slot[node])
+            slots.append(int(tree.slot[node]))
         self.model.keep(len(self._context), slots)

@@ -9,8 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from treegraft_core import kernels
 from treegraft_core.context import table_log_p
-from treegraft_core.models import CachedModel, tree_mask
+from treegraft_core.models import CachedModel, Visibility
 from treegraft_core.tree import DraftTree, IntArray
 
 
@@ -66,14 +67,10 @@ def verify_greedy(
     Verdict
         Afterwards the cache holds the context, the root and the accepted nodes.
     """
-    order = np.concatenate([[0], np.sort(kept)]).astype(np.int64)
-    place = {int(node): i for i, node in enumerate(order)}
     start = target.length
-    ancestors = [
-        [start + place[a] for a in [0, *tree.path(int(n))[:-1]]] if n else [] for n in order
-    ]
-    visible = tree_mask(start, start, ancestors, len(order))
+    order, visible = verification_pass(tree, kept, start)
     logits = target.run(tree.token[order], length - 1 + tree.depth[order], visible)
+    place = {int(node): i for i, node in enumerate(order)}
     choice = logits.argmax(-1).tolist()
     rank = {int(node): i for i, node in enumerate(kept)}
     node, path, rows, tokens = 0, [], [0], []
@@ -88,3 +85,10 @@ def verify_greedy(
     log_p = token_log_p(logits[torch.tensor(rows, device=logits.device)], tokens, width)
     target.keep(start + 1, [start + place[n] for n in path])
     return Verdict(path, tokens, log_p, [rank[n] for n in path])
+
+
+def verification_pass(tree: DraftTree, kept: IntArray, start: int) -> tuple[IntArray, Visibility]:
+    """Return root + kept nodes, ascending, and what each sees in a pass after ``start`` tokens."""
+    order = np.concatenate([np.zeros(1, np.int64), np.sort(kept)])
+    slots = kernels.ancestor_slots(tree.node, np.empty(tree.size, np.int32), order, start)
+    return order, Visibility(np.full(len(order), start + 1), slots)
