@@ -12,7 +12,7 @@ import torch
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from pipeline.collect import enumerate_text
+from pipeline.collect import enumerate_text, pack_memory
 from pipeline.engine import drafting_config, open_pair, open_profile
 from pipeline.evaluate import PAPER_FIXED, open_scheduler
 from pipeline.report import Stage, stage_run
@@ -31,7 +31,7 @@ from treegraft_core import (
     Scheduler,
     TreeGraftDecoder,
 )
-from treegraft_core.enumeration import Outcome
+from treegraft_core.enumeration import DEFAULT_MEMORY, Outcome
 from treegraft_core.models import CachedModel
 from treegraft_core.prompts import chat_ids
 
@@ -58,8 +58,9 @@ def check_states(
     texts: Sequence[Text],
     config: DraftingConfig,
     states: int,
-    pack: int,
     seed: int,
+    memory: int = DEFAULT_MEMORY,
+    pack: int = 0,
 ) -> Agreement:
     """Run each of the 2^D schedules alone through the decoder at sampled states and compare.
 
@@ -79,9 +80,9 @@ def check_states(
             chosen = np.sort(rng.choice(roots, size=n, replace=False)).tolist()
             if not chosen:
                 continue
-            outcomes, _ = enumerate_text(pair, model, text, chosen, config, pack, keep_trees=True)
-            for root, per_state in zip(chosen, outcomes, strict=True):
-                check_state(pair, text, root, per_state, config, found)
+            log = enumerate_text(pair, model, text, chosen, config, memory, pack, keep_trees=True)
+            for number, root in enumerate(chosen):
+                check_state(pair, text, root, log.outcomes(number), config, found)
                 bar.update()
     return found
 
@@ -246,7 +247,13 @@ def run(conf: DictConfig) -> None:
                 pair, prompts, int(conf.check.max_new_tokens), int(conf.collect.batch), config
             )
             found = check_states(
-                pair, texts, config, int(conf.check.states), int(conf.collect.pack), int(conf.seed)
+                pair,
+                texts,
+                config,
+                int(conf.check.states),
+                int(conf.seed),
+                pack_memory(conf),
+                int(conf.collect.pack),
             )
             show_agreement(stage, found)
         if conf.check.lossless_tokens:

@@ -7,7 +7,7 @@ import json
 import shutil
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -33,11 +33,11 @@ from treegraft_core import (
     TreeGraftDecoder,
 )
 from treegraft_core.drafting import MidCall
-from treegraft_core.enumeration import DEFAULT_MEMORY, Enumeration, Outcome, enumerate_states
+from treegraft_core.enumeration import DEFAULT_MEMORY, Enumeration, enumerate_states
 from treegraft_core.files import atomic_path
 from treegraft_core.models import CachedModel
 
-NO_CALL = MidCall()
+COUNT_NAMES = tuple(field.name for field in fields(MidCall))
 LONGEST_NAME = 120
 
 
@@ -52,47 +52,60 @@ def state_id(text: Text, position: int) -> str:
 
 
 def state_rows(
-    text: Text, root: int, outcomes: Sequence[Outcome], profile: LatencyProfile
-) -> list[dict[str, Any]]:
-    """Return the D · 2^D rows of one state; columns as in ``data/README.md``."""
-    rows = []
-    context = root + 1
+    text: Text, roots: Sequence[int], found: Enumeration, profile: LatencyProfile
+) -> pa.Table:
+    """Return the D · 2^D rows of each state; columns as in ``data/README.md``.
+
+    Rows are ordered by state, schedule and step.
+    """
+    states, schedules, depth = found.counts.shape[:3]
+    context = np.asarray(roots) + 1
     position = context - text.prompt_tokens
-    for o in outcomes:
-        shared = {
-            "prompt_id": text.prompt_id,
-            "turn": text.turn,
-            "position": position,
-            "state_id": state_id(text, position),
-            "schedule": bits_text(o.bits),
-            "prompt_tokens": text.prompt_tokens,
-            "context_tokens": context,
-            "target_ms": profile.target_ms,
-            "mid_ms": profile.mid_ms,
-            "accepted": o.accepted,
-            "committed": o.accepted + 1,
-            "t_draft_ms": profile.draft_ms(o.calls, context),
-            "t_verify_ms": profile.verify_ms(o.kept_nodes, context),
-            "accepted_ranks": o.ranks,
-            "tree_nodes": o.tree_nodes,
-            "kept_nodes": o.kept_nodes,
-        }
-        for k, (action, call, values) in enumerate(
-            zip(o.bits, o.calls, o.signals, strict=True), start=1
-        ):
-            rows.append(
-                {
-                    **shared,
-                    "step": k,
-                    "prefix": bits_text(o.bits[: k - 1]),
-                    "action": action,
-                    "future": bits_text(o.bits[k:]),
-                    "step_ms": profile.step_ms(call, context),
-                    **dict(zip(SIGNALS, values.tolist(), strict=True)),
-                    **asdict(call or NO_CALL),
-                }
-            )
-    return rows
+    step_ms, draft_ms, verify_ms = profile.times(found, context)
+    taken = [bits_text(row) for row in found.bits.tolist()]
+
+    def each_state(values: Any) -> Any:
+        return np.repeat(np.asarray(values), schedules * depth)
+
+    def each_schedule(values: Any) -> Any:
+        return np.repeat(np.asarray(values).reshape(-1), depth)
+
+    def each_step(values: Any) -> Any:
+        return np.tile(np.asarray(values).reshape(-1), states)
+
+    reach = found.ranks.shape[2]
+    ranks = np.repeat(found.ranks.reshape(-1, reach), depth, axis=0)
+    offsets = np.concatenate([[0], np.cumsum((ranks >= 0).sum(1))])
+    columns = {
+        "prompt_id": pa.array([text.prompt_id] * (states * schedules * depth)),
+        "turn": np.full(states * schedules * depth, text.turn),
+        "position": each_state(position),
+        "state_id": each_state([state_id(text, int(at)) for at in position]),
+        "schedule": each_schedule(taken * states),
+        "prompt_tokens": np.full(states * schedules * depth, text.prompt_tokens),
+        "context_tokens": each_state(context),
+        "target_ms": np.full(states * schedules * depth, profile.target_ms),
+        "mid_ms": np.full(states * schedules * depth, profile.mid_ms),
+        "accepted": each_schedule(found.accepted),
+        "committed": each_schedule(found.accepted + 1),
+        "t_draft_ms": each_schedule(draft_ms),
+        "t_verify_ms": each_schedule(verify_ms),
+        "accepted_ranks": pa.ListArray.from_arrays(
+            pa.array(offsets, pa.int32()), pa.array(ranks[ranks >= 0], pa.int16())
+        ),
+        "tree_nodes": each_schedule(found.tree_nodes),
+        "kept_nodes": each_schedule(found.kept_nodes),
+        "step": np.tile(np.arange(1, depth + 1), states * schedules),
+        "prefix": each_step([t[:k] for t in taken for k in range(depth)]),
+        "action": each_step(found.bits),
+        "future": each_step([t[k + 1 :] for t in taken for k in range(depth)]),
+        "step_ms": step_ms.reshape(-1),
+        **{name: found.signals[..., i].reshape(-1) for i, name in enumerate(SIGNALS)},
+        **{name: found.counts[..., i].reshape(-1) for i, name in enumerate(COUNT_NAMES)},
+    }
+    return pa.table(
+        {name: pa.array(columns[name]).cast(kind) for name, kind in COLUMNS.items()}, schema=SCHEMA
+    )
 
 
 def sample_roots(text: Text, count: int, rng: np.random.Generator) -> list[int]:
@@ -134,11 +147,10 @@ def enumerate_text(
     )
 
 
-def write_rows(path: Path, rows: list[dict[str, Any]], config: DraftingConfig) -> None:
+def write_rows(path: Path, rows: pa.Table, config: DraftingConfig) -> None:
     """Write rows as one Parquet file, atomically; the drafting rules go into its metadata."""
     rules = json.dumps(drafting_rules(config)).encode()
-    schema = SCHEMA.with_metadata({**(SCHEMA.metadata or {}), RULES_KEY: rules})
-    table = pa.Table.from_pylist(rows, schema=schema)
+    table = rows.replace_schema_metadata({**(rows.schema.metadata or {}), RULES_KEY: rules})
     with atomic_path(path) as temporary:
         pq.write_table(table, temporary, compression="zstd")
 
@@ -152,6 +164,11 @@ def part_path(folder: Path, text: Text) -> Path:
     return folder / f"task={quote(text.task, safe='')}" / name
 
 
+def pack_memory(conf: DictConfig) -> int:
+    """Return the budget of a pack, bytes."""
+    return int(float(conf.collect.memory_gb) * 2**30)
+
+
 def collect_texts(
     conf: DictConfig,
     stage: Stage,
@@ -162,9 +179,7 @@ def collect_texts(
     profile: LatencyProfile,
 ) -> dict[str, dict[str, float]]:
     """Enumerate and write every text; return counts and means by task."""
-    if conf.collect.pack < 1:
-        raise InputError(f"collect.pack={conf.collect.pack}: must be at least 1")
-    config = drafting_config(conf)
+    config, memory = drafting_config(conf), pack_memory(conf)
     rng = np.random.default_rng(conf.seed)
     model = CachedModel(pair.mid)
     summary: dict[str, dict[str, float]] = {}
@@ -173,12 +188,8 @@ def collect_texts(
             roots = sample_roots(text, states_per_turn, rng)
             if not roots:
                 continue
-            outcomes, paths = enumerate_text(pair, model, text, roots, config, conf.collect.pack)
-            rows = [
-                row
-                for root, found in zip(roots, outcomes, strict=True)
-                for row in state_rows(text, root, found, profile)
-            ]
+            found = enumerate_text(pair, model, text, roots, config, memory, int(conf.collect.pack))
+            rows = state_rows(text, roots, found, profile)
             write_rows(part_path(folder, text), rows, config)
             s = summary.setdefault(
                 text.task,
@@ -194,11 +205,11 @@ def collect_texts(
             )
             s["turns"] += 1
             s["states"] += len(roots)
-            s["rows"] += len(rows)
-            s["paths"] += paths
-            s["A small"] += sum(found[0].accepted for found in outcomes)
-            s["A mid"] += sum(found[-1].accepted for found in outcomes)
-            s["A best"] += sum(max(o.accepted for o in found) for found in outcomes)
+            s["rows"] += rows.num_rows
+            s["paths"] += found.paths
+            s["A small"] += int(found.accepted[:, 0].sum())
+            s["A mid"] += int(found.accepted[:, -1].sum())
+            s["A best"] += int(found.accepted.max(1).sum())
             states = sum(v["states"] for v in summary.values())
             bar.set_postfix(states=states)
             stage.log({"collect/states": states, "collect/turns": number + 1})
@@ -248,8 +259,8 @@ def replay_rounds(
     for _ in tqdm(range(rounds), desc="replay", unit="round"):
         text = usable[int(rng.integers(len(usable)))]
         root = int(rng.choice(np.array(text.roots())))
-        outcomes, _ = enumerate_text(pair, model, text, [root], config, 1)
-        o = outcomes[0][int(rng.integers(len(outcomes[0])))]
+        outcomes = enumerate_text(pair, model, text, [root], config).outcomes(0)
+        o = outcomes[int(rng.integers(len(outcomes)))]
         decoder = TreeGraftDecoder(pair, FixedSchedule(o.bits), config, profile)
         context = decoder.resume(text.tokens[: root + 1])
         done, _ = decoder.round(context, text.prompt_tokens)

@@ -12,7 +12,7 @@ import numpy as np
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from pipeline.collect import bits_text, enumerate_text
+from pipeline.collect import bits_text, enumerate_text, pack_memory
 from pipeline.engine import drafting_config, drafting_rules, open_pair, open_profile
 from pipeline.plots import plot_policies
 from pipeline.replay import (
@@ -61,6 +61,7 @@ def build_tables(
     pair: Pair,
     texts: Sequence[Text],
     config: DraftingConfig,
+    memory: int,
     pack: int,
     profile: LatencyProfile,
     artifact: SchedulerArtifact,
@@ -73,8 +74,8 @@ def build_tables(
         for text in bar:
             roots = list(text.roots())
             if roots:
-                outcomes, _ = enumerate_text(pair, model, text, roots, config, pack)
-                tables.append(text_table(text, outcomes, profile, artifact))
+                found = enumerate_text(pair, model, text, roots, config, memory, pack)
+                tables.append(text_table(text, found, profile, artifact))
                 states += len(roots)
                 bar.set_postfix(states=states)
     return tables
@@ -401,7 +402,15 @@ def run(conf: DictConfig) -> None:
             config,
             Path(conf.paths.cache) / "texts",
         )
-        tables = build_tables(pair, texts, config, int(conf.collect.pack), profile, artifact)
+        tables = build_tables(
+            pair,
+            texts,
+            config,
+            pack_memory(conf),
+            int(conf.collect.pack),
+            profile,
+            artifact,
+        )
         report_replay(conf, stage, tables, config, profile)
         stage.metrics["texts_cut_at_a_tie"] = cut
         chosen = first_of_each(prompts, int(conf.evaluate.decode_prompts_per_task))

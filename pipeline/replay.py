@@ -13,7 +13,7 @@ import numpy as np
 
 from pipeline.texts import Text
 from treegraft_core import SIGNALS, LatencyProfile, SchedulerArtifact
-from treegraft_core.enumeration import Outcome
+from treegraft_core.enumeration import Enumeration
 from treegraft_core.signals import context_features
 from treegraft_core.tree import FloatArray, IntArray
 
@@ -66,12 +66,7 @@ def with_budget(table: TextTable, profile: LatencyProfile, verify_nodes: int) ->
     accepted nodes whose place is below it.
     """
     kept = np.minimum(table.kept, verify_nodes)
-    verify_ms = np.array(
-        [
-            [profile.verify_ms(int(n), int(context)) for n in row]
-            for row, context in zip(kept, table.context, strict=True)
-        ]
-    )
+    verify_ms = profile.verify.at(kept + 1, table.context[:, None])
     return replace(
         table,
         accepted=(table.ranks < verify_nodes).sum(-1),
@@ -81,58 +76,46 @@ def with_budget(table: TextTable, profile: LatencyProfile, verify_nodes: int) ->
 
 
 def scheduler_walk(
-    artifact: SchedulerArtifact, outcomes: Sequence[Outcome], text: Text, profile: LatencyProfile
-) -> int:
-    """Return the number of the schedule that the scheduler's decisions lead to at one state."""
-    depth = artifact.depth
+    artifact: SchedulerArtifact, found: Enumeration, text: Text, profile: LatencyProfile
+) -> IntArray:
+    """Return the number of the schedule that the scheduler's decisions lead to at each state."""
+    depth, states = artifact.depth, np.arange(len(found))
     columns = [SIGNALS.index(name) for name in artifact.selected_signals]
-    low, high = 0, 1 << depth
-    bits: tuple[int, ...] = ()
+    # The schedules with the bits decided so far are the ``span`` from ``low`` on.
+    low, span = np.zeros(len(found), np.int64), 1 << depth
     for step in range(1, depth + 1):
-        x = np.concatenate(
-            [
-                context_features(
-                    text.prompt_tokens, profile.target_ms, profile.mid_ms, step, bits, depth
-                ),
-                outcomes[low].signals[step - 1][columns],
-            ]
-        )
-        action = int(artifact.margin(x) > 0)
-        middle = (low + high) // 2
-        low, high = (middle, high) if action else (low, middle)
-        bits = (*bits, action)
+        bits = found.bits[low][:, : step - 1].tolist()
+        context = [
+            context_features(
+                text.prompt_tokens, profile.target_ms, profile.mid_ms, step, row, depth
+            )
+            for row in bits
+        ]
+        x = np.concatenate([context, found.signals[states, low, step - 1][:, columns]], axis=1)
+        span //= 2
+        low = low + span * (artifact.margins(x) > 0)
     return low
 
 
 def text_table(
     text: Text,
-    outcomes: Sequence[Sequence[Outcome]],
+    found: Enumeration,
     profile: LatencyProfile,
     artifact: SchedulerArtifact,
 ) -> TextTable:
     """Build the table of one turn from the outcomes at each of ``text.roots()``."""
-    deepest = max(1, max(len(o.ranks) for found in outcomes for o in found))
-    ranks = np.full((len(outcomes), len(outcomes[0]), deepest), NEVER)
-    for state, found in enumerate(outcomes):
-        for number, o in enumerate(found):
-            ranks[state, number, : len(o.ranks)] = o.ranks
     context = np.array(text.roots()) + 1
     table = TextTable(
         task=text.task,
         prompt_id=text.prompt_id,
         tokens=text.answer_tokens,
-        accepted=np.array([[o.accepted for o in found] for found in outcomes]),
+        accepted=found.accepted,
         ms=np.zeros(0),
-        choice=np.array([scheduler_walk(artifact, found, text, profile) for found in outcomes]),
-        draft_ms=np.array(
-            [
-                [profile.draft_ms(o.calls, int(at)) for o in found]
-                for at, found in zip(context, outcomes, strict=True)
-            ]
-        ),
-        kept=np.array([[o.kept_nodes for o in found] for found in outcomes]),
+        choice=scheduler_walk(artifact, found, text, profile),
+        draft_ms=profile.times(found, context)[1],
+        kept=found.kept_nodes,
         context=context,
-        ranks=ranks,
+        ranks=np.where(found.ranks >= 0, found.ranks, NEVER),
     )
     return with_budget(table, profile, NEVER)
 

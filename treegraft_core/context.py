@@ -30,7 +30,12 @@ class Context:
         Longest n-gram matched (n_max).
     """
 
-    def __init__(self, tokens: Sequence[int], log_p: Sequence[float], max_ngram: int = 5):
+    def __init__(
+        self,
+        tokens: Sequence[int] | IntArray,
+        log_p: Sequence[float] | FloatArray,
+        max_ngram: int = 5,
+    ):
         self.max_ngram = max_ngram
         self._length = 0
         self._tokens: IntArray = np.zeros(256, np.int64)

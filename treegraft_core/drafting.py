@@ -163,9 +163,7 @@ def small_step(
 
 def mid_pool(tree: DraftTree, frontier: IntArray, config: DraftingConfig) -> IntArray:
     """Return C_k: living nodes that the mid drafter has not expanded and that may have children."""
-    return kernels.pool_of(
-        tree.node, tree.size, tree.max_depth, frontier, config.pool == "tree"
-    )
+    return kernels.pool_of(tree.node, tree.size, tree.max_depth, frontier, config.pool == "tree")
 
 
 def begin_mid_step(tree: DraftTree, call: MidCall, everything: bool) -> IntArray:

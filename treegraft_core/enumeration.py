@@ -127,7 +127,7 @@ class Enumeration:
         return result
 
 
-class PackTooLarge(Exception):
+class PackTooLargeError(Exception):
     """A pack needs more memory than the budget."""
 
 
@@ -178,7 +178,7 @@ class PathTable:
 
         Raises
         ------
-        PackTooLarge
+        PackTooLargeError
             If not even one path fits.
         """
         while self.size < end:
@@ -203,7 +203,7 @@ class PathTable:
                 self.peak = max(self.peak, need)
                 return q
             if q == 1:
-                raise PackTooLarge
+                raise PackTooLargeError
             q = (q + 1) // 2
 
 
@@ -283,7 +283,7 @@ def packs(
         count = min(count, states - first)
         try:
             found, peak = attempt(first, count)
-        except (PackTooLarge, MemoryError, RuntimeError) as error:
+        except (PackTooLargeError, MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
             if count == 1:
@@ -307,7 +307,7 @@ FIRST_PACK = 8
 
 def out_of_memory(error: BaseException) -> bool:
     """Tell whether an error means that memory, of the budget or the machine, ran out."""
-    if isinstance(error, PackTooLarge | MemoryError | torch.OutOfMemoryError):
+    if isinstance(error, PackTooLargeError | MemoryError | torch.OutOfMemoryError):
         return True
     text = str(error).lower()
     return isinstance(error, RuntimeError) and (

@@ -239,9 +239,7 @@ def request(node, start, state, wanted, n_wanted, path, n_paths, state_root):
         for j in range(n_wanted[i]):
             at = wanted[i, j]
             if tree[at].row < 0:
-                path, n_paths, tree[at].row = _row_of(
-                    path, n_paths, state_root, state[i], tree, at
-                )
+                path, n_paths, tree[at].row = _row_of(path, n_paths, state_root, state[i], tree, at)
     return path, n_paths
 
 
@@ -252,9 +250,7 @@ def request_refresh(node, start, size, state, path, n_paths, state_root):
         tree = node[start[i] : start[i] + size[i]]
         for at in kernels.parents_to_refresh(tree, size[i]):
             if tree[at].row < 0:
-                path, n_paths, tree[at].row = _row_of(
-                    path, n_paths, state_root, state[i], tree, at
-                )
+                path, n_paths, tree[at].row = _row_of(path, n_paths, state_root, state[i], tree, at)
     return path, n_paths
 
 

@@ -639,8 +639,7 @@ def followers(tokens, before, last, counts, lengths, path_tokens, is_root):
 
 @njit(**_OPTIONS)
 def look_up(start, found, values, rows, tokens):
-    """Return ``values`` of ``tokens[i]`` among the entries of row ``rows[i]``; NaN if it has none.
-    """
+    """Return the value of ``tokens[i]`` among the entries of row ``rows[i]``; NaN: it has none."""
     result = np.empty(len(rows))
     for i in range(len(rows)):
         result[i] = np.nan

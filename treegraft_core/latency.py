@@ -9,10 +9,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from treegraft_core.drafting import MidCall
+from treegraft_core.enumeration import Enumeration
 from treegraft_core.errors import InputError
 from treegraft_core.files import write_json
+from treegraft_core.tree import FloatArray, IntArray
 
 PROFILE_FORMAT = 1
 
@@ -36,20 +39,32 @@ class Grid:
     ms: tuple[tuple[float, ...], ...]
     spread_ms: tuple[tuple[float, ...], ...]
 
-    def at(self, tokens: float, context: float) -> float:
-        """Interpolate linearly, ms; beyond the last point the last slope goes on."""
-        columns = [_line(context, self.context, row) for row in self.ms]
-        return max(_line(tokens, self.tokens, columns), 1e-3)
+    def at(self, tokens: ArrayLike, context: ArrayLike) -> Any:
+        """Interpolate linearly, ms; beyond the last point the last slope goes on.
+
+        Takes numbers or arrays that broadcast; returns a float or an array.
+        """
+        tokens, context = np.broadcast_arrays(
+            np.asarray(tokens, np.float64), np.asarray(context, np.float64)
+        )
+        rows = np.asarray(self.ms, np.float64)[(...,) + (None,) * context.ndim]
+        columns = np.stack([_line(context, self.context, row) for row in rows])
+        ms = np.maximum(_line(tokens, self.tokens, columns), 1e-3)
+        return float(ms) if ms.ndim == 0 else ms
 
 
-def _line(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
-    if len(xs) == 1 or x <= xs[0]:
-        return float(ys[0])
-    i = min(int(np.searchsorted(xs, x)), len(xs) - 1)
-    slope = (ys[i] - ys[i - 1]) / (xs[i] - xs[i - 1])
-    if x > xs[-1]:
-        return float(ys[-1] + max(slope, 0.0) * (x - xs[-1]))
-    return float(ys[i - 1] + slope * (x - xs[i - 1]))
+def _line(x: FloatArray, xs: Sequence[float], ys: FloatArray) -> FloatArray:
+    # ys[i] is the value at xs[i] for each element of x.
+    ys = np.broadcast_to(ys, (len(xs), *x.shape))
+    if len(xs) == 1:
+        return ys[0]
+    points = np.asarray(xs, np.float64)
+    i = np.clip(np.searchsorted(points, x), 1, len(xs) - 1)
+    left = np.take_along_axis(ys, (i - 1)[None], 0)[0]
+    right = np.take_along_axis(ys, i[None], 0)[0]
+    slope = (right - left) / (points[i] - points[i - 1])
+    inside = left + slope * (np.maximum(x, points[0]) - points[i - 1])
+    return np.where(x > points[-1], right + np.maximum(slope, 0.0) * (x - points[-1]), inside)
 
 
 @dataclass(frozen=True)
@@ -96,7 +111,7 @@ class LatencyProfile:
 
     def verify_ms(self, kept: int, context: int) -> float:
         """Time of verification of ``kept`` nodes and the root, ms."""
-        return self.verify.at(kept + 1, context)
+        return float(self.verify.at(kept + 1, context))
 
     def save(self, path: Path | str) -> None:
         """Write the profile as JSON."""
@@ -156,6 +171,36 @@ class LatencyProfile:
     def step_ms(self, call: MidCall | None, context: int, evaluation: str | None = None) -> float:
         """Time of one drafting step, ms; ``call`` is None for a small step."""
         return self.small_ms if call is None else self.mid_call_ms(call, context, evaluation)
+
+    def times(
+        self, found: Enumeration, context: IntArray
+    ) -> tuple[FloatArray, FloatArray, FloatArray]:
+        """Return what the runtime would have spent on every schedule at every state, ms.
+
+        Parameters
+        ----------
+        found : Enumeration
+            Outcomes of S states.
+        context : int64 array, shape ``[S]``
+            Committed tokens at each, the root included.
+
+        Returns
+        -------
+        step_ms : float64 array, shape ``[S, N, D]``
+            Each drafting step.
+        draft_ms, verify_ms : float64 array, shape ``[S, N]``
+            t_D without the scheduler's own cost, and t_V.
+        """
+        counts, at = found.counts, context[:, None, None]
+        columns = [2] if self.evaluation == "all" else [0, 1]
+        passes = [
+            np.where(counts[..., c] > 0, self.mid.at(counts[..., c], at), 0.0) for c in columns
+        ]
+        step_ms = np.where(
+            found.bits[None] > 0, self.mid_overhead_ms + np.sum(passes, axis=0), self.small_ms
+        )
+        draft_ms = step_ms.sum(-1) + self.prune_ms + self.accept_ms
+        return step_ms, draft_ms, self.verify.at(found.kept_nodes + 1, context[:, None])
 
     def decision_ms(self) -> float:
         """Time of reading the signals and deciding once, ms."""

@@ -66,6 +66,10 @@ class Visibility:
 class TreeLayer(DynamicLayer):
     """Keys and values of one layer in a buffer with spare capacity."""
 
+    keys: Tensor
+    values: Tensor
+    is_initialized: bool
+
     def __init__(self, **_: Any):
         super().__init__()
         self.used = 0
