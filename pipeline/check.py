@@ -13,12 +13,13 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 from pipeline.collect import enumerate_text, pack_memory
-from pipeline.engine import drafting_config, open_pair, open_profile
+from pipeline.engine import drafting_config, open_pair, open_profile, runtime_config
 from pipeline.evaluate import PAPER_FIXED, open_scheduler
 from pipeline.report import Stage, stage_run
 from pipeline.tasks import TaskPrompt, load_prompts
 from pipeline.texts import Text, greedy_texts
 from treegraft_core import (
+    AS_DEFINED,
     SIGNALS,
     Context,
     DistilledScheduler,
@@ -28,6 +29,7 @@ from treegraft_core import (
     LatencyProfile,
     Pair,
     RandomSchedule,
+    RuntimeConfig,
     Scheduler,
     TreeGraftDecoder,
 )
@@ -97,7 +99,12 @@ def check_state(
 ) -> None:
     """Compare one state's outcomes with 2^D rounds of the decoder."""
     decoder = TreeGraftDecoder(
-        pair, FixedSchedule([0] * config.depth), config, keep_trees=True, log_signals=True
+        pair,
+        FixedSchedule([0] * config.depth),
+        config,
+        keep_trees=True,
+        log_signals=True,
+        runtime=AS_DEFINED,
     )
     tokens = text.tokens[: root + 1]
     start = decoder.resume(tokens)
@@ -173,12 +180,20 @@ def check_lossless(
     config: DraftingConfig,
     profile: LatencyProfile | None,
     max_new_tokens: int,
+    runtime: RuntimeConfig,
 ) -> list[dict[str, Any]]:
-    """Compare every scheduler's output with ``model.generate(do_sample=False)``, token by token."""
+    """Compare outputs with ``model.generate(do_sample=False)``, token by token.
+
+    Every scheduler decodes as defined, the last one under ``runtime`` too.
+    """
     decoders = {
-        name: TreeGraftDecoder(pair, scheduler, config, profile)
+        name: TreeGraftDecoder(pair, scheduler, config, profile, runtime=AS_DEFINED)
         for name, scheduler in schedulers.items()
     }
+    last = list(schedulers)[-1]
+    decoders[f"{last}, guarded"] = TreeGraftDecoder(
+        pair, schedulers[last], config, profile, runtime=runtime
+    )
     rows: dict[str, dict[str, Any]] = {
         name: {
             "system": name,
@@ -258,7 +273,13 @@ def run(conf: DictConfig) -> None:
             show_agreement(stage, found)
         if conf.check.lossless_tokens:
             rows = check_lossless(
-                pair, prompts, schedulers, config, profile, int(conf.check.lossless_tokens)
+                pair,
+                prompts,
+                schedulers,
+                config,
+                profile,
+                int(conf.check.lossless_tokens),
+                runtime_config(conf),
             )
             stage.show(
                 f"output against generate(do_sample=False), {conf.check.lossless_tokens} tokens, "

@@ -24,6 +24,7 @@ from pipeline.schema import COLUMNS, RULES_KEY, SCHEMA
 from pipeline.tasks import load_prompts
 from pipeline.texts import Text, greedy_texts
 from treegraft_core import (
+    AS_DEFINED,
     SIGNALS,
     DraftingConfig,
     FixedSchedule,
@@ -261,7 +262,7 @@ def replay_rounds(
         root = int(rng.choice(np.array(text.roots())))
         outcomes = enumerate_text(pair, model, text, [root], config).outcomes(0)
         o = outcomes[int(rng.integers(len(outcomes)))]
-        decoder = TreeGraftDecoder(pair, FixedSchedule(o.bits), config, profile)
+        decoder = TreeGraftDecoder(pair, FixedSchedule(o.bits), config, profile, runtime=AS_DEFINED)
         context = decoder.resume(text.tokens[: root + 1])
         done, _ = decoder.round(context, text.prompt_tokens)
         predicted.append(

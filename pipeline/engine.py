@@ -9,7 +9,14 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from transformers.utils import logging as transformers_logging
 
-from treegraft_core import DraftingConfig, InputError, LatencyProfile, Pair, load_pair
+from treegraft_core import (
+    DraftingConfig,
+    InputError,
+    LatencyProfile,
+    Pair,
+    RuntimeConfig,
+    load_pair,
+)
 
 
 def open_pair(conf: DictConfig) -> Pair:
@@ -34,6 +41,7 @@ def open_pair(conf: DictConfig) -> Pair:
         device=str(conf.engine.device),
         dtype=str(conf.engine.dtype),
         cache=Path(conf.paths.cache) / "models",
+        pack=bool(conf.engine.pack),
     )
 
 
@@ -42,6 +50,15 @@ def drafting_config(conf: DictConfig) -> DraftingConfig:
     values = OmegaConf.to_container(conf.drafting, resolve=True)
     assert isinstance(values, dict)
     return DraftingConfig(**{str(k): v for k, v in values.items()})
+
+
+def runtime_config(conf: DictConfig) -> RuntimeConfig:
+    """Return the validated runtime configuration."""
+    return RuntimeConfig(
+        guard=bool(conf.runtime.guard),
+        budget=conf.runtime.budget,
+        compile=bool(conf.runtime.compile),
+    )
 
 
 def profile_path(conf: DictConfig) -> Path:

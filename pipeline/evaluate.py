@@ -13,7 +13,13 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 from pipeline.collect import bits_text, enumerate_text, pack_memory
-from pipeline.engine import drafting_config, drafting_rules, open_pair, open_profile
+from pipeline.engine import (
+    drafting_config,
+    drafting_rules,
+    open_pair,
+    open_profile,
+    runtime_config,
+)
 from pipeline.plots import plot_policies
 from pipeline.replay import (
     Replayed,
@@ -31,6 +37,7 @@ from pipeline.report import Stage, stage_run, table
 from pipeline.tasks import TaskPrompt, first_of_each, load_prompts
 from pipeline.texts import Text, greedy_texts
 from treegraft_core import (
+    AS_DEFINED,
     DistilledScheduler,
     DraftingConfig,
     FixedSchedule,
@@ -38,6 +45,7 @@ from treegraft_core import (
     InputError,
     LatencyProfile,
     Pair,
+    RuntimeConfig,
     Scheduler,
     SchedulerArtifact,
     TreeGraftDecoder,
@@ -49,6 +57,7 @@ from treegraft_core.models import CachedModel
 from treegraft_core.prompts import chat_ids
 
 PAPER_FIXED = (1, 0, 1, 0, 1)
+GUARDED = "scheduler, guarded"
 BUDGETS = (3, 7, 15, 31)
 
 
@@ -310,12 +319,19 @@ def decode_for_real(
     profile: LatencyProfile,
     artifact: SchedulerArtifact,
     max_new_tokens: int,
+    runtime: RuntimeConfig,
 ) -> dict[str, list[Generation]]:
-    """Decode prompts with every system, prompt by prompt so that drift hits all alike."""
+    """Decode prompts with every system, prompt by prompt so that drift hits all alike.
+
+    All run as defined; the last one is the scheduler under ``runtime``.
+    """
     decoders = {
-        name: TreeGraftDecoder(pair, make(), config, profile)
+        name: TreeGraftDecoder(pair, make(), config, profile, runtime=AS_DEFINED)
         for name, make in systems(config, artifact).items()
     }
+    decoders[GUARDED] = TreeGraftDecoder(
+        pair, DistilledScheduler(artifact), config, profile, runtime=runtime
+    )
     done: dict[str, list[Generation]] = defaultdict(list)
     for p in tqdm(prompts, desc="decode", unit="prompt"):
         chat: list[dict[str, str]] = []
@@ -416,7 +432,13 @@ def run(conf: DictConfig) -> None:
         chosen = first_of_each(prompts, int(conf.evaluate.decode_prompts_per_task))
         if chosen:
             done = decode_for_real(
-                pair, chosen, config, profile, artifact, int(conf.evaluate.decode_tokens)
+                pair,
+                chosen,
+                config,
+                profile,
+                artifact,
+                int(conf.evaluate.decode_tokens),
+                runtime_config(conf),
             )
             rows = decode_table(done)
             stage.show(f"real decode of {len(chosen)} held-out prompts", rows)

@@ -14,6 +14,7 @@ from pipeline.engine import drafting_config, open_pair, profile_path
 from pipeline.report import Stage, machine, stage_run
 from pipeline.tasks import load_prompts
 from treegraft_core import (
+    AS_DEFINED,
     PAPER_SIGNALS,
     DistilledScheduler,
     DraftingConfig,
@@ -159,7 +160,9 @@ def warm_up(
     """Decode a few prompts with random schedules; return rounds and tree work per mid call, ms."""
     prompts = load_prompts(conf, "collect", 0)
     step = max(1, len(prompts) // conf.profile.warmup_prompts)
-    decoder = TreeGraftDecoder(pair, RandomSchedule(0), config, log_signals=True)
+    decoder = TreeGraftDecoder(
+        pair, RandomSchedule(0), config, log_signals=True, runtime=AS_DEFINED
+    )
     rounds: list[Round] = []
     for p in tqdm(prompts[::step][: conf.profile.warmup_prompts], desc="warm-up", unit="prompt"):
         ids = chat_ids(pair.tokenizer, [{"role": "user", "content": p.prompt.turns[0]}])

@@ -17,6 +17,7 @@ from treegraft_core.context import Context
 from treegraft_core.decoder import Generation, Round, TreeGraftDecoder, decode_plain
 from treegraft_core.drafting import DraftingConfig
 from treegraft_core.errors import InputError
+from treegraft_core.guard import AS_DEFINED, RuntimeConfig
 from treegraft_core.latency import LatencyProfile
 from treegraft_core.pair import Pair, load_pair
 from treegraft_core.schedulers import (
@@ -32,6 +33,7 @@ from treegraft_core.signals import PAPER_SIGNALS, SIGNALS
 from treegraft_core.tree import DraftTree
 
 __all__ = [
+    "AS_DEFINED",
     "PAPER_SIGNALS",
     "SIGNALS",
     "Context",
@@ -45,6 +47,7 @@ __all__ = [
     "Pair",
     "RandomSchedule",
     "Round",
+    "RuntimeConfig",
     "Scheduler",
     "SchedulerArtifact",
     "StepState",

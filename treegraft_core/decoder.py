@@ -19,6 +19,7 @@ from treegraft_core.drafting import (
     small_step,
 )
 from treegraft_core.errors import InputError
+from treegraft_core.guard import Decision, Guard, Mode, RuntimeConfig
 from treegraft_core.latency import LatencyProfile
 from treegraft_core.models import CachedModel, max_context
 from treegraft_core.neural import MidDrafter
@@ -26,7 +27,7 @@ from treegraft_core.pair import Pair
 from treegraft_core.schedulers import Scheduler, StepState
 from treegraft_core.signals import signals
 from treegraft_core.tree import DraftTree, FloatArray, IntArray
-from treegraft_core.verify import token_log_p, verify_greedy
+from treegraft_core.verify import greedy, token_log_p, verify_greedy
 
 
 @dataclass
@@ -61,6 +62,8 @@ class Round:
         Time by part, ms: small, mid, signals, scheduler, prune, verify, accept.
     pass_ms : float
         Of ``ms["mid"]``, the time in the mid drafter's passes.
+    mode : {"scheduled", "small"}
+        Whether the scheduler decided, or the guard allowed small steps only.
     """
 
     schedule: tuple[int, ...]
@@ -77,6 +80,7 @@ class Round:
     kept: list[tuple[int, ...]] = field(default_factory=list)
     ms: dict[str, float] = field(default_factory=dict)
     pass_ms: float = 0.0
+    mode: str = "scheduled"
 
     @property
     def draft_ms(self) -> float:
@@ -99,6 +103,10 @@ class Generation:
         New tokens, the end-of-sequence token included if it was reached.
     rounds : list of Round
         Statistics of every round.
+    plain_steps : int
+        Tokens that the guard had decoded plainly.
+    decisions : list of Decision
+        The guard's changes of mode.
     stopped : {"eos", "length", "context"}
         Why it ended.
     prefill_ms, decode_ms : float
@@ -107,6 +115,8 @@ class Generation:
 
     tokens: list[int] = field(default_factory=list)
     rounds: list[Round] = field(default_factory=list)
+    plain_steps: int = 0
+    decisions: list[Decision] = field(default_factory=list)
     stopped: str = "length"
     prefill_ms: float = 0.0
     decode_ms: float = 0.0
@@ -123,18 +133,18 @@ class Generation:
 
 
 class _Clock:
-    """Sums up time by part; waits for the device first where there is one."""
+    """Sums up time by part.
 
-    def __init__(self, pair: Pair, ms: dict[str, float]):
-        self._pair, self._ms = pair, ms
-        self._last = self._now()
+    It does not wait for the device: a mid pass and a verification end with their results'
+    transfer, which does.
+    """
 
-    def _now(self) -> float:
-        self._pair.synchronize()
-        return time.perf_counter()
+    def __init__(self, ms: dict[str, float]):
+        self._ms = ms
+        self._last = time.perf_counter()
 
     def lap(self, part: str) -> None:
-        now = self._now()
+        now = time.perf_counter()
         self._ms[part] = self._ms.get(part, 0.0) + 1e3 * (now - self._last)
         self._last = now
 
@@ -155,6 +165,10 @@ class TreeGraftDecoder:
         ``evaluation="auto"``, which without one evaluates the needed nodes only.
     keep_trees : bool
         Keep the token paths sent to verification in the statistics.
+    log_signals : bool
+        Put the signals into the statistics even if the scheduler does not read them.
+    runtime : RuntimeConfig, optional
+        Whether the guard may decode plainly or verify fewer nodes, and how passes run.
     """
 
     def __init__(
@@ -165,6 +179,7 @@ class TreeGraftDecoder:
         profile: LatencyProfile | None = None,
         keep_trees: bool = False,
         log_signals: bool = False,
+        runtime: RuntimeConfig | None = None,
     ):
         self.pair = pair
         self.scheduler = scheduler
@@ -180,6 +195,9 @@ class TreeGraftDecoder:
         if evaluation == "auto":
             evaluation = profile.evaluation if profile else "needed"
         self._everything = evaluation == "all"
+        self.runtime = runtime or RuntimeConfig()
+        bits = getattr(scheduler, "bits", (1,))
+        self.guard = Guard(self.runtime, profile, has_schedule=any(bits))
         self._target = CachedModel(pair.target)
         self._mid = MidDrafter(
             CachedModel(pair.mid), self.config.width, pair.vocabulary, pair.target_vocab
@@ -236,12 +254,15 @@ class TreeGraftDecoder:
         context = self.start(prompt)
         result.prefill_ms = 1e3 * (self._now() - started)
         started = self._now()
+        self.guard.begin(max_new_tokens)
+        result.decisions = self.guard.decisions
         new = [int(context.tokens[-1])]
+        round_: Round | None = None
         while True:
             stop = clip(new, len(result.tokens), max_new_tokens, eos)
             result.tokens += new
-            if result.rounds:
-                result.rounds[-1].committed = len(new)
+            if round_ is not None:
+                round_.committed = len(new)
             result.decode_ms = 1e3 * (self._now() - started)
             if stop is None and len(prompt) + len(result.tokens) >= self.max_context:
                 stop = "context"
@@ -250,9 +271,13 @@ class TreeGraftDecoder:
                 yield new
                 return
             yield new
-            round_, new = self.round(context, len(prompt))
-            room = self.max_context - len(prompt) - len(result.tokens)
-            new = new[:room]
+            mode = self.guard.choose(len(context))
+            if mode == "plain":
+                round_, new = None, self.plain_step(context)
+                result.plain_steps += 1
+                continue
+            round_, new = self.round(context, len(prompt), mode)
+            new = new[: self.max_context - len(prompt) - len(result.tokens)]
             result.rounds.append(round_)
 
     def _now(self) -> float:
@@ -299,8 +324,46 @@ class TreeGraftDecoder:
         self._target.keep(min(length, self._target.length))
         self._mid.model.keep(min(length, self._mid.model.length))
 
-    def round(self, context: Context, prompt_tokens: int) -> tuple[Round, list[int]]:
+    def plain_step(self, context: Context) -> list[int]:
+        """Decode one token with the target alone; ``context`` grows by it."""
+        started = time.perf_counter()
+        at = len(context)
+        logits = self._target.run(context.tokens[-1:], [at - 1])
+        tokens, log_p = greedy(logits)
+        context.extend(tokens, log_p)
+        if self.runtime.guard:
+            self.guard.plain_step(at, 1e3 * (time.perf_counter() - started))
+            self.guard.judge(context.tokens, max(self.config.depth, self.config.max_ngram) + 1)
+            if self.guard.shadow_due():
+                self._shadow(context)
+        return tokens
+
+    def _shadow(self, context: Context) -> None:
+        started = time.perf_counter()
+        tree, frontier = self._first_tree(context)
+        for step in range(1, self.config.depth + 1):
+            frontier = small_step(tree, frontier, context, step, self.config).frontier
+        kept = self.guard.budget(tree, prune(tree, self.config), len(context))
+        self.guard.shadow(tree, kept, len(context), 1e3 * (time.perf_counter() - started))
+
+    def _first_tree(self, context: Context) -> tuple[DraftTree, IntArray]:
+        # A node at depth d sits at position len(context) - 1 + d, which the model must have.
+        tree = DraftTree.from_root(int(context.tokens[-1]), self.max_context - len(context))
+        return tree, np.zeros(1, np.int64)
+
+    def round(
+        self, context: Context, prompt_tokens: int, mode: Mode = "scheduled"
+    ) -> tuple[Round, list[int]]:
         """Run one round on ``context``, which grows by the committed tokens.
+
+        Parameters
+        ----------
+        context : Context
+            Committed tokens, the last of which is the root.
+        prompt_tokens : int
+            Tokens of the prompt, which the scheduler reads.
+        mode : {"scheduled", "small"}
+            ``small`` draws small steps only.
 
         Returns
         -------
@@ -309,18 +372,17 @@ class TreeGraftDecoder:
         list of int
             The A + 1 committed tokens.
         """
-        config = self.config
-        round_ = Round((), len(context))
-        clock = _Clock(self.pair, round_.ms)
+        config, at = self.config, len(context)
+        started = time.perf_counter()
+        round_ = Round((), at, mode=mode)
+        clock = _Clock(round_.ms)
         self._mid.begin_round(context)
-        # A node at depth d sits at position len(context) - 1 + d, which the model must have.
-        tree = DraftTree.from_root(int(context.tokens[-1]), self.max_context - len(context))
-        frontier = np.zeros(1, np.int64)
-        mid_fits = self._mid_fits(len(context))
+        tree, frontier = self._first_tree(context)
+        may_call = mode == "scheduled" and self._mid_fits(at)
         clock.lap("accept")
         for step in range(1, config.depth + 1):
             state = self._state(tree, frontier, step, round_, prompt_tokens, clock)
-            action = self.scheduler.decide(state) if mid_fits else 0
+            action = self.scheduler.decide(state) if may_call else 0
             clock.lap("scheduler")
             if action:
                 frontier, call = self.mid_step(tree, frontier)
@@ -330,7 +392,7 @@ class TreeGraftDecoder:
                 frontier = small_step(tree, frontier, context, step, config).frontier
                 clock.lap("small")
             round_.schedule += (action,)
-        kept = prune(tree, config)
+        kept = self.guard.budget(tree, prune(tree, config), at)
         clock.lap("prune")
         verdict = verify_greedy(self._target, tree, kept, len(context), config.width)
         clock.lap("verify")
@@ -343,6 +405,11 @@ class TreeGraftDecoder:
         round_.ranks = verdict.ranks
         round_.pass_ms = self._mid.pass_ms
         clock.lap("accept")
+        if self.runtime.guard or self.runtime.budget == "auto":
+            ms = 1e3 * (time.perf_counter() - started)
+            self.guard.round(
+                mode, tree, np.array(verdict.tokens), len(kept), at, round_.ms["verify"], ms
+            )
         if self.keep_trees:
             round_.kept = [tuple(tree.path_tokens(int(node))) for node in kept]
         return round_, verdict.tokens

@@ -518,6 +518,43 @@ def accepted(node, size, kept, continuation):
 
 
 @njit(**_OPTIONS)
+def walk(node, size, kept, order, choice):
+    """Walk from the root along the target's choices.
+
+    Parameters
+    ----------
+    kept, order : int64 array
+        Nodes verified, in the pruning order and, with the root, ascending.
+    choice : int64 array
+        The target's likeliest token at each of ``order``.
+
+    Returns
+    -------
+    path, rows, ranks : int64 array
+        Accepted nodes; places in ``order`` of the root and of them; places in ``kept``.
+    """
+    row = np.full(size, -1, np.int64)
+    rank = np.full(size, -1, np.int64)
+    for i in range(len(order)):
+        row[order[i]] = i
+    for i in range(len(kept)):
+        rank[kept[i]] = i
+    path = np.empty(len(kept), np.int64)
+    rows = np.zeros(len(kept) + 1, np.int64)
+    ranks = np.empty(len(kept), np.int64)
+    n = at = 0
+    while True:
+        at = find_child(node, at, choice[row[at]])
+        if at < 0 or row[at] < 0:
+            break
+        path[n] = at
+        ranks[n] = rank[at]
+        rows[n + 1] = row[at]
+        n += 1
+    return path[:n], rows[: n + 1], ranks[:n]
+
+
+@njit(**_OPTIONS)
 def path_of(node, leaf):
     """Return the nodes from below the root down to ``leaf``."""
     nodes = np.empty(node[leaf].depth, np.int64)
@@ -648,3 +685,65 @@ def look_up(start, found, values, rows, tokens):
                 result[i] = values[j]
                 break
     return result
+
+
+# The runtime's guard --------------------------------------------------------------------------
+
+EDGE_BINS = 8
+
+
+@njit(**_OPTIONS)
+def edge_bin(record):
+    """Return the bin of an edge's acceptance rate: who scored it, and log p in nats."""
+    base = 0 if np.isnan(record.mid_log_p) else EDGE_BINS
+    log_p = record.log_p
+    if log_p > -0.02:
+        return base
+    if log_p > -0.1:
+        return base + 1
+    if log_p > -0.3:
+        return base + 2
+    if log_p > -0.7:
+        return base + 3
+    if log_p > -1.4:
+        return base + 4
+    if log_p > -2.5:
+        return base + 5
+    if log_p > -4.5:
+        return base + 6
+    return base + 7
+
+
+@njit(**_OPTIONS)
+def expected_accepted(node, size, kept, rate):
+    """Return E[A] when the first 0, 1, … of ``kept`` go to verification, ``[len(kept) + 1]``.
+
+    ``rate`` is the acceptance rate of an edge by :func:`edge_bin`, given an accepted parent.
+    """
+    reach = np.zeros(size)
+    reach[0] = 1.0
+    for i in range(1, size):
+        reach[i] = reach[node[i].parent] * rate[edge_bin(node[i])]
+    total = np.zeros(len(kept) + 1)
+    for place in range(len(kept)):
+        total[place + 1] = total[place] + reach[kept[place]]
+    return total
+
+
+@njit(**_OPTIONS)
+def count_edges(node, continuation, tried, taken):
+    """Count, by bin, the edges below accepted nodes and those that the target took."""
+    at = 0
+    for token in continuation:
+        following = -1
+        child = node[at].first_child
+        while child >= 0:
+            place = edge_bin(node[child])
+            tried[place] += 1
+            if node[child].token == token:
+                taken[place] += 1
+                following = child
+            child = node[child].next_sibling
+        if following < 0:
+            break
+        at = following

@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from treegraft_core.errors import InputError
+from treegraft_core.packed import head_size
 from treegraft_core.tree import IntArray
 
 MIN_CAPACITY = 512
@@ -267,7 +268,7 @@ class CachedModel:
         capacity = self._capacity
         if keys > capacity:
             capacity += max(keys, capacity + capacity // 2)
-        columns = int(self.model.get_output_embeddings().weight.shape[0])
+        columns = head_size(self.model)
         scores = 0 if self.model.config._attn_implementation == "sdpa" else 2 * heads * (size + 4)
         return (
             cached * capacity

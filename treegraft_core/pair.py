@@ -18,6 +18,7 @@ from transformers import (
 from treegraft_core.embedded import EMBEDDED_TARGET, embedded_target
 from treegraft_core.errors import InputError
 from treegraft_core.models import check_tree_attention, max_context
+from treegraft_core.packed import head_size, pack_linears
 from treegraft_core.student import DraftVocabulary, is_student, load_student
 from treegraft_core.tokenizers import check_same_tokenizer
 
@@ -59,7 +60,7 @@ class Pair:
     @property
     def target_vocab(self) -> int:
         """Rows of the target's head."""
-        return int(self.target.get_output_embeddings().weight.shape[0])
+        return head_size(self.target)
 
     @property
     def device(self) -> torch.device:
@@ -178,6 +179,7 @@ def load_pair(
     device: str = "auto",
     dtype: str = "auto",
     cache: Path | str | None = None,
+    pack: bool = True,
 ) -> Pair:
     """Load a pair and check that both models speak the same tokens.
 
@@ -195,6 +197,9 @@ def load_pair(
         ``auto``, ``float32``, ``bfloat16``, ``float16``, ``float64``.
     cache : path, optional
         Where the embedded target is converted to (default ``~/.cache/treegraft``).
+    pack : bool
+        On a CPU in float32, keep the weights of linear layers in oneDNN's layout, in which passes
+        over a few tokens cost half (:mod:`treegraft_core.packed`).
 
     Raises
     ------
@@ -212,6 +217,8 @@ def load_pair(
         check_same_tokenizer(tokenizer, load_tokenizer(resolved, "mid"))
         drafter = _load(resolved, "mid", model.dtype).to(model.device)
     for role, loaded in (("target", model), ("mid", drafter)):
+        if pack:
+            pack_linears(loaded)
         check_tree_attention(loaded, role)
     eos = eos_tokens(model, tokenizer)
     plain_generation(model)

@@ -122,7 +122,14 @@ class DistilledScheduler:
     def __init__(self, artifact: SchedulerArtifact, max_calls: int | None = None):
         self.artifact = artifact
         self.max_calls = max_calls
-        self._columns = [SIGNALS.index(name) for name in artifact.selected_signals]
+        self._columns = np.array([SIGNALS.index(name) for name in artifact.selected_signals])
+        # The z-scores go into the first layer, so that a decision is a few products.
+        scale = 1.0 / np.maximum(artifact.x_std, 1e-12)
+        first = artifact.weights[0] * scale
+        self._layers = [
+            (first, artifact.biases[0] - first @ artifact.x_mean),
+            *zip(artifact.weights[1:], artifact.biases[1:], strict=True),
+        ]
 
     def margin(self, state: StepState) -> float:
         """Return the margin of calling the mid drafter now, tokens/s."""
@@ -133,15 +140,25 @@ class DistilledScheduler:
             )
         if state.signals is None:
             raise ValueError("state.signals: the distilled scheduler needs the ten signals")
-        context = context_features(
-            state.prompt_tokens,
-            state.target_ms,
-            state.mid_ms,
-            state.step,
-            state.bits,
-            state.depth,
+        h = np.concatenate(
+            [
+                context_features(
+                    state.prompt_tokens,
+                    state.target_ms,
+                    state.mid_ms,
+                    state.step,
+                    state.bits,
+                    state.depth,
+                ),
+                state.signals[self._columns],
+            ]
         )
-        return self.artifact.margin(np.concatenate([context, state.signals[self._columns]]))
+        for weight, bias in self._layers[:-1]:
+            h = weight @ h
+            h += bias
+            np.maximum(h, 0.0, out=h)
+        weight, bias = self._layers[-1]
+        return self.artifact.y_std * float(weight[0] @ h + bias[0]) + self.artifact.y_mean
 
     def decide(self, state: StepState) -> int:
         """Return 1 when the margin is positive and the cap allows another call."""

@@ -46,6 +46,16 @@ def token_log_p(logits: Tensor, tokens: Sequence[int], width: int) -> list[float
     ]
 
 
+def greedy(logits: Tensor) -> tuple[list[int], list[float]]:
+    """Return each row's likeliest token and its log p, nats.
+
+    It heads the top-W table, so its log p there needs no table.
+    """
+    best, tokens = logits.max(-1)
+    log_p = best - logits.logsumexp(-1)
+    return tokens.tolist(), log_p.tolist()
+
+
 def verify_greedy(
     target: CachedModel, tree: DraftTree, kept: IntArray, length: int, width: int
 ) -> Verdict:
@@ -70,21 +80,14 @@ def verify_greedy(
     start = target.length
     order, visible = verification_pass(tree, kept, start)
     logits = target.run(tree.token[order], length - 1 + tree.depth[order], visible)
-    place = {int(node): i for i, node in enumerate(order)}
-    choice = logits.argmax(-1).tolist()
-    rank = {int(node): i for i, node in enumerate(kept)}
-    node, path, rows, tokens = 0, [], [0], []
-    while True:
-        token = int(choice[place[node]])
-        tokens.append(token)
-        node = tree.child(node, token)
-        if node not in place:
-            break
-        path.append(node)
-        rows.append(place[node])
-    log_p = token_log_p(logits[torch.tensor(rows, device=logits.device)], tokens, width)
-    target.keep(start + 1, [start + place[n] for n in path])
-    return Verdict(path, tokens, log_p, [rank[n] for n in path])
+    choice = logits.argmax(-1).cpu().numpy()
+    path, rows, ranks = kernels.walk(
+        tree.node, tree.size, np.asarray(kept, np.int64), order, choice
+    )
+    taken = logits[torch.from_numpy(rows).to(logits.device)]
+    tokens, log_p = greedy(taken)
+    target.keep(start + 1, (start + rows[1:]).tolist())
+    return Verdict(path.tolist(), tokens, log_p, ranks.tolist())
 
 
 def verification_pass(tree: DraftTree, kept: IntArray, start: int) -> tuple[IntArray, Visibility]:
