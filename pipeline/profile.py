@@ -16,6 +16,7 @@ from pipeline.tasks import load_prompts
 from treegraft_core import (
     AS_DEFINED,
     PAPER_SIGNALS,
+    Context,
     DistilledScheduler,
     DraftingConfig,
     DraftTree,
@@ -99,7 +100,7 @@ def mid_grid(pair: Pair, config: DraftingConfig, conf: DictConfig, contexts: lis
         def at(n: int) -> Callable[[], object]:
             tree = random_tree(rng, n - 1, pair.target_vocab, config.depth)
             drafter.model.keep(context)
-            drafter.begin_round(text)
+            drafter.begin_round(Context(text, np.zeros(len(text)), config.max_ngram))
             return lambda: drafter.evaluate(tree, np.arange(n))
 
         return at

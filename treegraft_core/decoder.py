@@ -198,9 +198,12 @@ class TreeGraftDecoder:
         self.runtime = runtime or RuntimeConfig()
         bits = getattr(scheduler, "bits", (1,))
         self.guard = Guard(self.runtime, profile, has_schedule=any(bits))
-        self._target = CachedModel(pair.target)
+        self._target = CachedModel(pair.target, self.runtime.compile)
         self._mid = MidDrafter(
-            CachedModel(pair.mid), self.config.width, pair.vocabulary, pair.target_vocab
+            CachedModel(pair.mid, self.runtime.compile),
+            self.config.width,
+            pair.vocabulary,
+            pair.target_vocab,
         )
         self.max_context = max_context(pair.target)
         self._mid_context = max_context(pair.mid)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,6 +19,10 @@ from treegraft_core.tree import IntArray
 
 MIN_CAPACITY = 512
 """Tokens that a cache has room for at least, once its first pass is over."""
+BUCKETS = (1, 8, 32, 64, 128, 256)
+"""Tokens of a pass of fixed shape."""
+MOST_SHAPES = 64
+"""Shapes that are compiled before torch falls back to eager passes."""
 
 UNSUPPORTED_LAYERS = (
     "linear_attention",
@@ -101,6 +105,13 @@ class TreeLayer(DynamicLayer):
         return self.used
 
 
+def compiled(model: PreTrainedModel) -> Callable[..., Any]:
+    """Return a model's forward, compiled for fixed shapes; CUDA graphs on a GPU."""
+    torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, MOST_SHAPES)
+    mode = "reduce-overhead" if model.device.type == "cuda" else None
+    return torch.compile(model.forward, dynamic=False, mode=mode)
+
+
 class CachedModel:
     """A causal LM and the keys and values of the tokens that it has read.
 
@@ -109,6 +120,10 @@ class CachedModel:
     model : PreTrainedModel
         Any decoder-only ``transformers`` model with softmax attention in every layer. The cache is
         kept at full length in sliding-window layers too; their window is applied by the mask.
+    compile : bool
+        Run passes of up to 256 tokens through ``torch.compile`` in few fixed shapes:
+        tokens filled up to one of `BUCKETS`, keys to the buffers' capacity. On a GPU each shape is
+        one CUDA graph. A shape's first pass takes a minute or more.
 
     Attributes
     ----------
@@ -116,8 +131,9 @@ class CachedModel:
         Tokens in the cache.
     """
 
-    def __init__(self, model: PreTrainedModel):
+    def __init__(self, model: PreTrainedModel, compile: bool = False):
         self.model = model
+        self._compiled = compiled(model) if compile else None
         self.device = model.device
         text = model.config.get_text_config()
         types = set(getattr(text, "layer_types", None) or [])
@@ -134,6 +150,7 @@ class CachedModel:
         self._keeps_logits = "logits_to_keep" in inspect.signature(type(model).forward).parameters
         self.cache = Cache(layer_class_to_replicate=TreeLayer)
         self._stores: list[Tensor] = []
+        self._slots: dict[int, Tensor] = {}
         self._capacity = 0
         self.reset()
 
@@ -177,32 +194,89 @@ class CachedModel:
         ids = np.minimum(np.asarray(tokens, np.int64), self._embeddings - 1)
         positions = np.asarray(positions, np.int64)
         keys = np.concatenate([self.positions, positions])
-        if visible is None and (self._window is not None or (q > 1 and length)):
+        fixed = self._compiled is not None and q <= BUCKETS[-1] and bool(self.cache.layers)
+        if visible is None and (fixed or self._window is not None or (q > 1 and length)):
             visible = Visibility.causal(length, q)
-        self._reserve(length + q)
         with torch.inference_mode():
-            read = torch.from_numpy(np.stack([ids, positions])).to(self.device)
-            arguments: dict[str, Any] = {
-                "input_ids": read[:1],
-                "position_ids": read[1:],
-                "attention_mask": None if visible is None else self._mask(visible, keys),
-                self._cache_argument: self.cache,
-                "use_cache": True,
-            }
-            index = None if rows is None else torch.tensor(rows, device=self.device)
-            if index is not None and self._keeps_logits:
-                arguments["logits_to_keep"] = index
             try:
-                logits = self.model(**arguments).logits[0]
+                if fixed and visible is not None:
+                    logits = self._run_fixed(ids, positions, visible)[:q]
+                    logits = logits if rows is None else logits[torch.from_numpy(rows)]
+                else:
+                    logits = self._run(ids, positions, visible, keys, rows)
             except BaseException:
                 self._set_used(length)
                 raise
-            if index is not None and not self._keeps_logits:
-                logits = logits[index]
+            self._set_used(length + q)
             self.positions = keys
             return logits if logits.dtype == torch.float64 else logits.float()
 
-    def _mask(self, visible: Visibility, keys: IntArray) -> Any:
+    def _run(
+        self,
+        ids: IntArray,
+        positions: IntArray,
+        visible: Visibility | None,
+        keys: IntArray,
+        rows: IntArray | None,
+    ) -> Tensor:
+        self._reserve(len(keys))
+        read = torch.from_numpy(np.stack([ids, positions])).to(self.device)
+        arguments: dict[str, Any] = {
+            "input_ids": read[:1],
+            "position_ids": read[1:],
+            "attention_mask": None if visible is None else self._mask(visible, keys),
+            self._cache_argument: self.cache,
+            "use_cache": True,
+        }
+        index = None if rows is None else torch.tensor(rows, device=self.device)
+        if index is not None and self._keeps_logits:
+            arguments["logits_to_keep"] = index
+        logits: Tensor = self.model(**arguments).logits[0]
+        if index is not None and not self._keeps_logits:
+            logits = logits[index]
+        return logits
+
+    def _run_fixed(self, ids: IntArray, positions: IntArray, visible: Visibility) -> Tensor:
+        # Tokens that only fill the shape write to the last place, which nobody sees, and see the
+        # first one.
+        q, length = len(ids), self.length
+        size = next(n for n in BUCKETS if n >= q)
+        self._reserve(length + q + 1)
+        last = self._capacity - 1
+        fill = size - q
+
+        def filled(values: IntArray, value: int) -> IntArray:
+            return np.concatenate([values, np.full((fill, *values.shape[1:]), value)])
+
+        keys = np.zeros(self._capacity, np.int64)
+        keys[:length] = self.positions
+        keys[length : length + q] = positions
+        mask = self._mask(
+            Visibility(filled(visible.end, 1), filled(visible.slots, 0)), keys, filled(positions, 0)
+        )
+        numbers = np.stack(
+            [filled(ids, 0), filled(positions, 0), filled(length + np.arange(q), last)]
+        )
+        read = torch.from_numpy(numbers).to(self.device)
+        slots = self._slots.setdefault(size, read[2].clone())
+        slots.copy_(read[2])
+        for layer in self.cache.layers:
+            layer.slots, layer.used = slots, self._capacity
+        try:
+            torch.compiler.cudagraph_mark_step_begin()
+            assert self._compiled is not None
+            return self._compiled(
+                input_ids=read[:1],
+                position_ids=read[1:2],
+                attention_mask=mask,
+                use_cache=True,
+                **{self._cache_argument: self.cache},
+            ).logits[0]
+        finally:
+            for layer in self.cache.layers:
+                layer.slots = None
+
+    def _mask(self, visible: Visibility, keys: IntArray, queries: IntArray | None = None) -> Any:
         q = len(visible.end)
         column = torch.arange(len(keys), device=self.device)
         seen = column[None, :] < torch.from_numpy(visible.end).to(self.device)[:, None]
@@ -211,7 +285,8 @@ class CachedModel:
         if self._window is None:
             return full
         place = torch.from_numpy(keys).to(self.device)
-        near = seen & (place[-q:, None] - place[None, :] < self._window)
+        own = place[-q:] if queries is None else torch.from_numpy(queries).to(self.device)
+        near = seen & (own[:, None] - place[None, :] < self._window)
         sliding = self._additive(near)
         if len(self._types) > 1:
             return {"full_attention": full, "sliding_attention": sliding}
@@ -232,21 +307,28 @@ class CachedModel:
         if not self.cache.layers or capacity <= self._capacity:
             return
         self._capacity = max(capacity, self._capacity + self._capacity // 2, MIN_CAPACITY)
+        if self._compiled is not None:
+            self._capacity = 1 << (self._capacity - 1).bit_length()
         groups: dict[tuple[Any, ...], list[TreeLayer]] = {}
         for layer in self.cache.layers:
             if layer.is_initialized:
                 shape = (layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3])
-                groups.setdefault((*shape, layer.dtype, layer.device), []).append(layer)
+                alone = id(layer) if self._compiled is not None else 0  # a graph's inputs: no views
+                groups.setdefault((*shape, layer.dtype, layer.device, alone), []).append(layer)
         self._stores = []
         with torch.inference_mode():
             for layers in groups.values():
                 for name in ("keys", "values"):
                     like = getattr(layers[0], name)
                     shape = (len(layers), *like.shape[:2], self._capacity, like.shape[3])
-                    store = like.new_empty(shape)
-                    for part, layer in zip(store, layers, strict=True):
+                    store = like.new_zeros(shape)
+                    parts = store if self._compiled is None else [store[0].clone()]
+                    for part, layer in zip(parts, layers, strict=True):
                         part[:, :, : layer.used] = getattr(layer, name)[:, :, : layer.used]
                         setattr(layer, name, part)
+                        if self._compiled is not None:
+                            torch._dynamo.mark_static_address(part)
+                            store = part[None]
                     self._stores.append(store)
 
     def bytes_of_pass(self, q: int) -> int:
