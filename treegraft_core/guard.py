@@ -38,11 +38,12 @@ FIRST_WAIT, LONGEST_WAIT = 8, 64
 """Steps after which scheduled rounds that did not pay are probed again; the wait doubles."""
 PRIOR_TOKENS = 2.0
 """Committed tokens expected of a round before the first one."""
-EDGE_MEMORY = 0.998
-PRIOR_EDGES = 8.0
-BIN_CENTRES = (0.99, 0.95, 0.83, 0.62, 0.36, 0.16, 0.04, 0.005)
-SMALL_PRIOR = 0.6
-"""Share of an n-gram's edges that the target takes, relative to its log p, before the first one."""
+EDGE_MEMORY, TEXT_MEMORY = 0.999, 0.95
+PRIOR_EDGES, PRIOR_TAKEN = 4.0, 4.0
+MID_PRIOR = (0.99, 0.95, 0.83, 0.62, 0.36, 0.16, 0.04, 0.005)
+SMALL_PRIOR = (0.02, 0.15, 0.3, 0.45, 0.6, 0.7, 0.8)
+COARSE_PRIOR = (1.0, 0.7, 0.4)
+"""Rates of edges before the first one: by the mid drafter's log p; by tokens matched x log p."""
 
 
 @dataclass(frozen=True)
@@ -129,6 +130,11 @@ class PassCost:
         """Whether anything is known of one token's pass."""
         return self._profile is not None or 1 in self._points
 
+    @property
+    def explored(self) -> float:
+        """Most tokens of a pass of which the time can be told; longer ones are tried by and by."""
+        return float("inf") if self._profile is not None else 8.0 * max(self._points)
+
     def add(self, tokens: int, context: int, ms: float) -> None:
         """Count a pass that was timed."""
         if self._profile is not None:
@@ -159,23 +165,37 @@ class _Shadow:
 
 
 class EdgeRates:
-    """How often the target takes a drafted edge, by who scored it and its log p."""
+    """How often the target takes a drafted edge, given that it took the path to it.
+
+    Rates by :func:`kernels.edge_bin` are learned across requests; a factor for the request at hand
+    says how its text differs.
+    """
 
     def __init__(self) -> None:
-        centres = np.array(BIN_CENTRES)
-        self._tried = np.full(2 * kernels.EDGE_BINS, PRIOR_EDGES)
-        self._taken = PRIOR_EDGES * np.concatenate([SMALL_PRIOR * centres, centres])
+        evidence = np.repeat(SMALL_PRIOR, 3) * np.tile(COARSE_PRIOR, len(SMALL_PRIOR))
+        self._tried = np.full(kernels.EDGE_BINS, PRIOR_EDGES)
+        self._taken = PRIOR_EDGES * np.concatenate([MID_PRIOR, evidence])
+        self.begin()
+
+    def begin(self) -> None:
+        """Start a request."""
+        self._expected = self._seen = PRIOR_TAKEN
 
     @property
     def rate(self) -> FloatArray:
         """Acceptance rate of each bin."""
-        return self._taken / self._tried
+        factor = min(1.5, self._seen / self._expected)
+        return np.minimum(0.99, factor * self._taken / self._tried)
 
     def learn(self, tree: DraftTree, continuation: IntArray) -> None:
         """Count the edges below the nodes that the target took."""
-        self._tried *= EDGE_MEMORY
-        self._taken *= EDGE_MEMORY
-        kernels.count_edges(tree.node, continuation, self._tried, self._taken)
+        tried, taken = np.zeros(kernels.EDGE_BINS), np.zeros(kernels.EDGE_BINS)
+        kernels.count_edges(tree.node, continuation, tried, taken)
+        expected = tried @ (self._taken / self._tried)
+        self._expected = TEXT_MEMORY * self._expected + (1 - TEXT_MEMORY) * PRIOR_TAKEN + expected
+        self._seen = TEXT_MEMORY * self._seen + (1 - TEXT_MEMORY) * PRIOR_TAKEN + taken.sum()
+        self._tried = EDGE_MEMORY * self._tried + tried
+        self._taken = EDGE_MEMORY * self._taken + taken
 
 
 @dataclass
@@ -207,6 +227,7 @@ class Guard:
     def begin(self, max_new_tokens: int) -> None:
         """Start a request."""
         self.decisions = []
+        self.edges.begin()
         self._shadows.clear()
         self._most = max_new_tokens
         self._lost = 0.0
@@ -267,7 +288,9 @@ class Guard:
         """Return the part of ``kept`` that pays: at most all, perhaps nothing."""
         if self.runtime.budget == "fixed" or not self.cost.known or not len(kept):
             return kept
-        gain = kernels.expected_accepted(tree.node, tree.size, kept, self.edges.rate)
+        kept = kept[: int(min(len(kept), self.cost.explored - 1))]
+        reach = kernels.reach_of(tree.node, tree.size, self.edges.rate)
+        gain = np.concatenate([[0.0], np.cumsum(reach[kept])])
         ms = self.cost.at(np.arange(1, len(kept) + 2), context)
         rate = max([1.0 / ms[0], *(r.rate for r in self._rates.values())])
         return kept[: int(np.argmax(gain - rate * ms))]

@@ -31,6 +31,7 @@ NODE = np.dtype(
         ("slot", np.int32),
         ("match", np.int32),
         ("proposals", np.int32),
+        ("evidence", np.int32),
         ("proposed", np.bool_),
         ("seen", np.bool_),
         ("seen_all", np.bool_),
@@ -84,6 +85,7 @@ def add_child(node, size, parent, token, log_p):
     new.slot = -1
     new.match = -1
     new.proposals = 0
+    new.evidence = 0
     new.proposed = False
     new.seen = False
     new.seen_all = False
@@ -110,6 +112,7 @@ def make_root(node, token):
     root.slot = -1
     root.match = -1
     root.proposals = 0
+    root.evidence = 0
     root.proposed = False
     root.seen = False
     root.seen_all = False
@@ -318,6 +321,7 @@ def small_step(
                         node[child].log_p = value
                         touched = True
                     node[child].proposed = True
+                    node[child].evidence = max(longest + j - at - 1, node[child].evidence)
                     if j == at + 1:
                         found = True
                         node[child].match = max(longest, node[child].match)
@@ -689,45 +693,48 @@ def look_up(start, found, values, rows, tokens):
 
 # The runtime's guard --------------------------------------------------------------------------
 
-EDGE_BINS = 8
+LOG_P_BINS = 8
+EVIDENCE_BINS = 7
+EDGE_BINS = LOG_P_BINS + 3 * EVIDENCE_BINS
 
 
 @njit(**_OPTIONS)
 def edge_bin(record):
-    """Return the bin of an edge's acceptance rate: who scored it, and log p in nats."""
-    base = 0 if np.isnan(record.mid_log_p) else EDGE_BINS
+    """Return the bin of an edge's acceptance rate.
+
+    By the mid drafter's log p where it scored the edge, else by the tokens that the n-gram matched
+    so far along its chain and, coarsely, by log p.
+    """
     log_p = record.log_p
-    if log_p > -0.02:
-        return base
-    if log_p > -0.1:
-        return base + 1
-    if log_p > -0.3:
-        return base + 2
-    if log_p > -0.7:
-        return base + 3
-    if log_p > -1.4:
-        return base + 4
-    if log_p > -2.5:
-        return base + 5
-    if log_p > -4.5:
-        return base + 6
-    return base + 7
+    if not np.isnan(record.mid_log_p):
+        if log_p > -0.02:
+            return 0
+        if log_p > -0.1:
+            return 1
+        if log_p > -0.3:
+            return 2
+        if log_p > -0.7:
+            return 3
+        if log_p > -1.4:
+            return 4
+        if log_p > -2.5:
+            return 5
+        if log_p > -4.5:
+            return 6
+        return 7
+    coarse = 0 if log_p > -0.3 else 1 if log_p > -1.5 else 2
+    return LOG_P_BINS + 3 * min(record.evidence, EVIDENCE_BINS - 1) + coarse
 
 
 @njit(**_OPTIONS)
-def expected_accepted(node, size, kept, rate):
-    """Return E[A] when the first 0, 1, … of ``kept`` go to verification, ``[len(kept) + 1]``.
-
-    ``rate`` is the acceptance rate of an edge by :func:`edge_bin`, given an accepted parent.
-    """
+def reach_of(node, size, rate):
+    """Return each node's probability of being accepted, from the rates of the edges above it."""
     reach = np.zeros(size)
     reach[0] = 1.0
     for i in range(1, size):
-        reach[i] = reach[node[i].parent] * rate[edge_bin(node[i])]
-    total = np.zeros(len(kept) + 1)
-    for place in range(len(kept)):
-        total[place + 1] = total[place] + reach[kept[place]]
-    return total
+        if node[i].alive:
+            reach[i] = reach[node[i].parent] * rate[edge_bin(node[i])]
+    return reach
 
 
 @njit(**_OPTIONS)
