@@ -1,111 +1,112 @@
-"""``make bench``: shared enumeration against running each schedule alone, and a round's overhead.
+"""``make bench``: what the parts cost, as ratios of things timed alternately in one process.
 
-Machines are shared and noisy, so nothing here asserts a time: it prints ratios, medians of
-repeats timed alternately in one process, with their spread, and writes them as JSON.
+Machines are shared and noisy, so nothing here asserts a time. Exit status 1 means that records
+differ or that memory exceeds its budget, 2 that the command line is wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
-import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NoReturn
 
-import numpy as np
+import torch
 from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
+from omegaconf import DictConfig
+from omegaconf.errors import OmegaConfBaseException
+from transformers.utils import logging as transformers_logging
 
-from pipeline.collect import enumerate_text
-from pipeline.engine import drafting_config, open_pair
-from pipeline.evaluate import schedule_bits
-from pipeline.report import git_sha, machine, table
-from pipeline.run import CONF, fail
-from pipeline.tasks import load_prompts
-from pipeline.texts import Text, greedy_texts
-from treegraft_core import (
-    Context,
-    DraftingConfig,
-    FixedSchedule,
-    InputError,
-    Pair,
-    TreeGraftDecoder,
-)
-from treegraft_core.files import write_json
-from treegraft_core.models import CachedModel
+from benchmarks import collect, decode, growth, overhead
+from benchmarks.timing import Measured
+from pipeline.run import CONF, check_config, config_error, fail
+from treegraft_core import InputError
 
-
-def alone(pair: Pair, text: Text, root: int, config: DraftingConfig) -> list[int]:
-    """Run each of the 2^D schedules alone through the decoder; return their A."""
-    decoder = TreeGraftDecoder(pair, FixedSchedule([0] * config.depth), config, log_signals=True)
-    start = decoder.resume(text.tokens[: root + 1])
-    accepted = []
-    for number in range(1 << config.depth):
-        decoder.scheduler = FixedSchedule(schedule_bits(number, config.depth))
-        decoder.rewind(root)
-        context = Context(start.tokens[: root + 1], start.log_p[: root + 1], config.max_ngram)
-        accepted.append(decoder.round(context, text.prompt_tokens)[0].accepted)
-    return accepted
+BENCHMARKS: dict[str, Callable[[DictConfig, int | None, int], Measured]] = {
+    "collect": collect.run,
+    "growth": growth.run,
+    "overhead": overhead.run,
+    "decode": decode.run,
+}
+FEWEST_REPEATS = 5
+DEFAULTS = ("stage=collect", "engine=float32")
+"""In float32 records and outputs are comparable; an override may say otherwise."""
 
 
-def timed(call: Callable[[], list[int]]) -> tuple[float, list[int]]:
-    """Return wall time in ms and the result."""
-    started = time.perf_counter()
-    result = call()
-    return 1e3 * (time.perf_counter() - started), result
+class Parser(argparse.ArgumentParser):
+    """Argument errors in one line."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what `main` prints."""
+        raise InputError(f"{message}; see python -m benchmarks.run --help")
 
 
-def main() -> int:
-    """Time both ways on the same states; fail if an A differs."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--states", type=int, default=5, help="decoding states, at least 5")
-    parser.add_argument("--out", type=Path, default=Path("data/bench/collect.json"))
-    parser.add_argument("overrides", nargs="*", help="Hydra overrides, such as engine=float32")
-    arguments = parser.parse_args()
+def parse(arguments: Sequence[str]) -> tuple[list[str], list[str], argparse.Namespace]:
+    """Return the names of the benchmarks, the Hydra overrides, and the options."""
+    parser = Parser(prog="python -m benchmarks.run", description=__doc__)
+    parser.add_argument(
+        "words",
+        nargs="*",
+        metavar="collect|growth|overhead|decode|all",
+        help="what to measure (default all), and Hydra overrides such as drafting=cpu",
+    )
+    parser.add_argument("--states", type=int, help="states of a text (collect) or a row (growth)")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=FEWEST_REPEATS,
+        help="repeats of every time, and prompts of each kind to decode; at least 5",
+    )
+    parser.add_argument("--out", type=Path, default=Path("data/bench"), help="folder of the JSON")
+    options = parser.parse_intermixed_args(arguments)
+    names = [word for word in options.words if "=" not in word] or ["all"]
+    overrides = [word for word in options.words if "=" in word]
+    for name in names:
+        if name not in (*BENCHMARKS, "all"):
+            raise InputError(
+                f"benchmark={name}: choose one of {', '.join(BENCHMARKS)}, all; "
+                "Hydra overrides are key=value"
+            )
+    if options.states is not None and options.states < 1:
+        raise InputError(f"--states={options.states}: must be at least 1")
+    if options.repeats < FEWEST_REPEATS:
+        raise InputError(f"--repeats={options.repeats}: must be at least {FEWEST_REPEATS}")
+    if options.out.exists() and not options.out.is_dir():
+        raise InputError(f"--out={options.out}: is a file; give a folder")
+    return list(BENCHMARKS) if "all" in names else names, overrides, options
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status."""
+    warnings.filterwarnings("ignore", category=FutureWarning, module="torch|transformers")
+    transformers_logging.set_verbosity_error()
+    os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    words = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        if arguments.states < 5:
-            raise InputError(f"--states={arguments.states}: must be at least 5")
+        names, overrides, options = parse(words)
+        check_config([*DEFAULTS, *overrides])
         with initialize_config_dir(str(CONF), version_base="1.3"):
-            conf = compose("config", ["stage=collect", *arguments.overrides])
-        config = drafting_config(conf)
-        pair = open_pair(conf)
-        prompts = load_prompts(conf, "collect", 1)
-        texts, _ = greedy_texts(pair, prompts, 32, 8, config)
-        rows = measure(pair, [t for t in texts if len(t.roots())], config, arguments.states)
+            conf = compose("config", [*DEFAULTS, *overrides])
+        if "decode" in names:
+            decode.check(conf)
+        status = 0
+        for name in names:
+            print(
+                f"\n== {name}: pair {conf.pair.name}, {conf.engine.dtype}, {torch.__version__} =="
+            )
+            done = BENCHMARKS[name](conf, options.states, options.repeats)
+            done.show()
+            done.write(options.out / f"{name}.json", ["python", "-m", "benchmarks.run", *words])
+            status |= bool(done.failures)
     except InputError as error:
         return fail(str(error))
-    ratios = np.array([row["alone ms"] / row["shared ms"] for row in rows])
-    low, median, high = np.percentile(ratios, [25, 50, 75])
-    print(table(rows, "one state, all schedules: each alone in the decoder, and shared"))
-    print(f"alone / shared: median {median:.1f}, quartiles {low:.1f} … {high:.1f}")
-    write_json(
-        arguments.out,
-        {
-            "rows": rows,
-            "alone_over_shared": {"median": median, "q25": low, "q75": high},
-            "machine": machine(),
-            "git_sha": git_sha(),
-        },
-    )
-    return 0
-
-
-def measure(pair: Pair, texts: list[Text], config: DraftingConfig, states: int) -> list[dict]:
-    """Time ``states`` states both ways, alternately."""
-    model = CachedModel(pair.mid)
-    rows = []
-    for i in range(states):
-        text = texts[i % len(texts)]
-        root = text.roots()[(7 * i) % len(text.roots())]
-        alone_ms, expected = timed(lambda text=text, root=root: alone(pair, text, root, config))
-        shared_ms, found = timed(
-            lambda text=text, root=root: [
-                o.accepted for o in enumerate_text(pair, model, text, [root], config, 1)[0][0]
-            ]
-        )
-        if found != expected:
-            raise InputError(f"state {text.task}/{root}: A differs: {expected} and {found}")
-        rows.append({"state": f"{text.task}/{root}", "alone ms": alone_ms, "shared ms": shared_ms})
-    return rows
+    except (HydraException, OmegaConfBaseException) as error:
+        return fail(config_error(error))
+    return status
 
 
 if __name__ == "__main__":

@@ -63,7 +63,7 @@ class Text:
 
 def reach(config: DraftingConfig) -> int:
     """Return the greatest depth of a draft path, plus one for the bonus token."""
-    return max(config.depth, config.max_ngram) + 1
+    return config.deepest + 1
 
 
 def prompt_ids(pair: Pair, messages: Sequence[dict[str, str]], where: str, limit: int) -> list[int]:

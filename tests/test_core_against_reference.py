@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -231,10 +232,51 @@ def test_context_grown_in_pieces_equals_one_made_at_once(case: Case, data: st.Da
     assert context.most_frequent() == case.context.most_frequent()
 
 
+@properties
+@given(cases(), st.data())
+def test_followers_equal_a_scan(case: Case, data: st.DataObject) -> None:
+    """The distinct tokens after each occurrence; below a root without any, the fallback child."""
+    n = data.draw(st.integers(0, 8))
+    size = {"min_size": n, "max_size": n}
+    token = st.integers(0, case.vocab + 1)
+    last = data.draw(st.lists(st.one_of(token, st.just(999)), **size))
+    roots = data.draw(st.lists(st.booleans(), **size))
+    lengths = data.draw(st.lists(st.integers(1, len(case.tokens)), **size))
+    context = case.context
+    for read in (lengths, [len(case.tokens)] * n):
+        start, found = context.followers(
+            np.array(last, np.int64),
+            np.array(roots, bool),
+            np.array(read, np.int64) if read is lengths else None,
+        )
+        assert len(start) == n + 1 and start[0] == 0 and start[-1] == len(found)
+        for i in range(n):
+            text = case.tokens[: read[i]]
+            expected = {b for a, b in pairwise(text) if a == last[i]}
+            if roots[i] and not expected:
+                expected = {max(text, key=lambda t: (text.count(t), text[::-1].index(t) * -1))}
+            assert sorted(found[start[i] : start[i + 1]].tolist()) == sorted(expected)
+        assert not context.index[4].any()
+
+
+def test_a_token_with_many_followers() -> None:
+    """More than the first array has room for, for several paths at once."""
+    many = [t for following in range(1, 300) for t in (0, following)]
+    context = Context([*many, 0], [0.0] * (len(many) + 1))
+    paths = np.array([0, 5, 0, 299, 7], np.int64)
+    start, found = context.followers(paths, np.zeros(5, bool))
+    assert np.diff(start).tolist() == [299, 1, 299, 1, 1]
+    assert sorted(found[:299].tolist()) == list(range(1, 300))
+    assert found[300:599].tolist() == found[:299].tolist()
+    assert found[[299, 599, 600]].tolist() == [0, 0, 0]
+
+
 def test_context_refuses_values_that_do_not_fit_the_tokens() -> None:
-    """One log-probability a token."""
+    """One log-probability a token, and token ids only."""
     with pytest.raises(ValueError, match="log_p: 1 values for 2 tokens"):
         Context([1, 2], [0.0])
+    with pytest.raises(ValueError, match="tokens: -3 is not a token id"):
+        Context([1, -3], [0.0, 0.0])
 
 
 def test_table_log_p_inside_and_outside() -> None:
@@ -293,11 +335,12 @@ def test_mid_step(case: Case) -> None:
     assert fast_paths(fast, picked) == slow_paths(slow_picked)
     assert not expanded & set(picked.tolist())
     assert set(np.flatnonzero(fast.expanded[: fast.size])) == expanded | set(picked.tolist())
-    assert (call.refresh_nodes, call.expand_nodes, call.all_nodes, call.pool_nodes) == (
+    assert astuple(call) == (
         counts.refresh_nodes,
         counts.expand_nodes,
         counts.all_nodes,
         counts.pool_nodes,
+        counts.earlier_picks,
     )
     after = fast_paths(fast, fast.nodes())
     assert after[: len(before)] == before

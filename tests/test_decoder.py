@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from functools import cache
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -28,6 +29,7 @@ from treegraft_core.context import Context
 from treegraft_core.decoder import Generation, Round, TreeGraftDecoder, decode_plain
 from treegraft_core.drafting import DraftingConfig, accepted_path
 from treegraft_core.errors import InputError
+from treegraft_core.guard import AS_DEFINED, RuntimeConfig
 from treegraft_core.models import CachedModel
 from treegraft_core.neural import MidDrafter
 from treegraft_core.pair import Pair
@@ -66,6 +68,30 @@ class ByRound:
     def decide(self, state: StepState) -> int:
         self.at += state.step == 1
         return self.rounds[min(self.at, len(self.rounds) - 1)][state.step - 1]
+
+
+def as_defined(
+    pair: Pair, scheduler: Scheduler, config: DraftingConfig, **options: bool
+) -> TreeGraftDecoder:
+    """Return a decoder that speculates in every round and verifies B_ver nodes."""
+    return TreeGraftDecoder(pair, scheduler, config, runtime=AS_DEFINED, **options)
+
+
+class AnyGuard:
+    """A guard that decides at random: modes, and how many of the kept nodes are verified."""
+
+    def __init__(self, decoder: TreeGraftDecoder, seed: int):
+        rng, guard = np.random.default_rng(seed), decoder.guard
+        self.modes: list[str] = []
+
+        def choose(context: int) -> str:
+            self.modes.append(str(rng.choice(["plain", "small", "scheduled"])))
+            return self.modes[-1]
+
+        guard.choose = choose  # type: ignore[method-assign]
+        guard.budget = (  # type: ignore[method-assign]
+            lambda tree, kept, context: kept[: int(rng.integers(len(kept) + 1))]
+        )
 
 
 def greedy(model: PreTrainedModel, prompt: Sequence[int], n: int, eos: int | None = 1) -> list[int]:
@@ -118,24 +144,53 @@ def noisy(model: PreTrainedModel, scale: float = 0.05) -> PreTrainedModel:
 # Lossless -------------------------------------------------------------------------------------
 
 
+RUNTIMES = {
+    "as_defined": AS_DEFINED,
+    "guarded": RuntimeConfig(),
+    "guard_alone": RuntimeConfig(budget="fixed"),
+    "budget_alone": RuntimeConfig(guard=False),
+}
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES)
 @pytest.mark.parametrize("name", SCHEDULERS)
 @pytest.mark.parametrize("prompt", PROMPTS, ids=len)
 def test_generate_equals_the_targets_own_greedy_tokens(
-    tiny_pair: Pair, name: str, prompt: list[int]
+    tiny_pair: Pair, name: str, prompt: list[int], runtime: str
 ) -> None:
-    """Token for token, and with fewer rounds than tokens whenever something was accepted."""
+    """Token for token; every token is of a round or of a plain step."""
     expected = greedy(tiny_pair.target, prompt, 40)
-    result = TreeGraftDecoder(tiny_pair, SCHEDULERS[name](), CONFIG).generate(prompt, 40)
+    decoder = TreeGraftDecoder(tiny_pair, SCHEDULERS[name](), CONFIG, runtime=RUNTIMES[runtime])
+    result = decoder.generate(prompt, 40)
     assert result.tokens == expected
     assert result.stopped == ("eos" if expected[-1] == 1 else "length")
-    assert sum(r.committed for r in result.rounds) == len(expected) - 1
+    assert sum(r.committed for r in result.rounds) + result.plain_steps == len(expected) - 1
+    assert not result.plain_steps or RUNTIMES[runtime].guard
     assert decode_plain(tiny_pair, prompt, 40).tokens == expected
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_whatever_the_guard_decides_is_lossless(tiny_pair: Pair, seed: int) -> None:
+    """Any order of plain steps, small and scheduled rounds, any part of the tree verified."""
+    decoder = TreeGraftDecoder(tiny_pair, RandomSchedule(seed), CONFIG, keep_trees=True)
+    guard, accepting = AnyGuard(decoder, seed), set()
+    for prompt in PROMPTS:
+        guard.modes.clear()
+        result = decoder.generate(prompt, 40, ())
+        assert result.tokens == greedy(tiny_pair.target, prompt, 40, eos=None)
+        assert result.plain_steps == guard.modes.count("plain") > 0
+        assert [r.mode for r in result.rounds] == [m for m in guard.modes if m != "plain"]
+        for r in result.rounds:
+            assert r.mode == "scheduled" or not any(r.schedule)
+            assert r.accepted <= r.kept_nodes == len(r.kept)
+        accepting |= {r.mode for r in result.rounds if r.accepted}
+    assert accepting == {"small", "scheduled"}
 
 
 def test_drafts_are_accepted_by_both_drafters(tiny_pair: Pair) -> None:
     """The losslessness tests are worth something: rounds accept draft tokens."""
     for name in SCHEDULERS:
-        decoder = TreeGraftDecoder(tiny_pair, SCHEDULERS[name](), CONFIG)
+        decoder = as_defined(tiny_pair, SCHEDULERS[name](), CONFIG)
         results = [decoder.generate(prompt, 40, ()) for prompt in PROMPTS[1:3]]
         assert sum(r.accepted for result in results for r in result.rounds) >= 10
 
@@ -146,14 +201,14 @@ def test_drafts_are_accepted_by_both_drafters(tiny_pair: Pair) -> None:
 def test_ablations_are_lossless(tiny_pair: Pair, pool: str, graft: str, evaluation: str) -> None:
     """Pool, graft and evaluation change trees, never tokens."""
     config = DraftingConfig(4, 3, 7, pool=pool, graft=graft, evaluation=evaluation)
-    decoder = TreeGraftDecoder(tiny_pair, RandomSchedule(7), config)
+    decoder = as_defined(tiny_pair, RandomSchedule(7), config)
     expected = greedy(tiny_pair.target, PROMPTS[2], 30, eos=None)
     assert decoder.generate(PROMPTS[2], 30, ()).tokens == expected
 
 
 def test_a_decoder_can_be_used_again(tiny_pair: Pair) -> None:
     """Nothing of one request leaks into the next."""
-    decoder = TreeGraftDecoder(tiny_pair, FixedSchedule([1, 0, 1, 0, 1]), CONFIG, keep_trees=True)
+    decoder = as_defined(tiny_pair, FixedSchedule([1, 0, 1, 0, 1]), CONFIG, keep_trees=True)
     first = decoder.generate(PROMPTS[0], 20, ())
     decoder.generate(PROMPTS[2], 20, ())
     again = decoder.generate(PROMPTS[0], 20, ())
@@ -212,7 +267,7 @@ def test_architectures_are_lossless_and_equal_to_plain_forwards(name: str) -> No
     expected = greedy(pair.target, prompt, 24, eos=None)
     for scheduler in (all_small(3), all_mid(3), RandomSchedule(5)):
         config = DraftingConfig(3, 3, 8)
-        decoder = TreeGraftDecoder(pair, scheduler, config, keep_trees=True)
+        decoder = as_defined(pair, scheduler, config, keep_trees=True)
         result = decoder.generate(prompt, 24)
         assert result.tokens == expected
     check_rounds_against_twin(pair, config, prompt, result, rounds=4)
@@ -260,6 +315,7 @@ def check_rounds_against_twin(
             assert call.expand_nodes == counts.expand_nodes
             assert call.all_nodes == counts.all_nodes
             assert call.pool_nodes == counts.pool_nodes
+            assert call.earlier_picks == counts.earlier_picks
         if round_.signals:
             assert np.array(round_.signals) == pytest.approx(np.array(twin.signals), abs=1e-9)
         at += round_.committed
@@ -278,9 +334,7 @@ def test_rounds_equal_the_twin(tiny_pair: Pair, seed: int) -> None:
         graft=["add", "replace"][seed // 2 % 2],
         evaluation=["needed", "all"][seed // 3 % 2],
     )
-    decoder = TreeGraftDecoder(
-        tiny_pair, RandomSchedule(seed), config, keep_trees=True, log_signals=True
-    )
+    decoder = as_defined(tiny_pair, RandomSchedule(seed), config, keep_trees=True, log_signals=True)
     prompt = PROMPTS[seed % len(PROMPTS)]
     result = decoder.generate(prompt, 24, ())
     assert all(len(r.signals) == config.depth for r in result.rounds)
@@ -292,7 +346,7 @@ def test_needed_and_all_give_the_same_trees(tiny_pair: Pair) -> None:
     results = []
     for evaluation in ("needed", "all"):
         config = DraftingConfig(5, 4, 12, evaluation=evaluation)
-        decoder = TreeGraftDecoder(tiny_pair, RandomSchedule(2), config, keep_trees=True)
+        decoder = as_defined(tiny_pair, RandomSchedule(2), config, keep_trees=True)
         results.append(decoder.generate(PROMPTS[2], 30, ()))
     needed, everything = results
     assert [r.kept for r in needed.rounds] == [r.kept for r in everything.rounds]
@@ -302,7 +356,7 @@ def test_needed_and_all_give_the_same_trees(tiny_pair: Pair) -> None:
 
 def test_accepted_path_from_the_known_continuation_equals_verification(tiny_pair: Pair) -> None:
     """A needs no target pass once the target's continuation is known."""
-    decoder = TreeGraftDecoder(tiny_pair, RandomSchedule(4), CONFIG)
+    decoder = as_defined(tiny_pair, RandomSchedule(4), CONFIG)
     expected = greedy(tiny_pair.target, PROMPTS[1], 60, eos=None)
     text = [*PROMPTS[1], *expected]
     seen: list[tuple[DraftTree, IntArray]] = []
@@ -328,7 +382,7 @@ def test_accepted_path_from_the_known_continuation_equals_verification(tiny_pair
 
 def unlimited(pair: Pair, prompt: Sequence[int]) -> Generation:
     """Return 40 tokens without EOS, and the rounds that made them."""
-    return TreeGraftDecoder(pair, all_mid(5), CONFIG).generate(prompt, 40, ())
+    return as_defined(pair, all_mid(5), CONFIG).generate(prompt, 40, ())
 
 
 def ends_of_rounds(result: Generation) -> set[int]:
@@ -339,7 +393,7 @@ def ends_of_rounds(result: Generation) -> set[int]:
 def test_stops_exactly_at_the_limit(tiny_pair: Pair) -> None:
     """Every limit, most of them inside an accepted path."""
     full = unlimited(tiny_pair, PROMPTS[1])
-    decoder = TreeGraftDecoder(tiny_pair, all_mid(5), CONFIG)
+    decoder = as_defined(tiny_pair, all_mid(5), CONFIG)
     inside = 0
     for limit in range(1, 21):
         result = decoder.generate(PROMPTS[1], limit, ())
@@ -358,7 +412,7 @@ def test_stops_exactly_at_eos(tiny_pair: Pair) -> None:
         full = unlimited(tiny_pair, prompt)
         for eos in sorted(set(full.tokens[:20])):
             cut = full.tokens.index(eos) + 1
-            result = TreeGraftDecoder(tiny_pair, all_mid(5), CONFIG).generate(prompt, 40, [eos])
+            result = as_defined(tiny_pair, all_mid(5), CONFIG).generate(prompt, 40, [eos])
             assert result.tokens == full.tokens[:cut]
             assert result.stopped == "eos"
             assert result.tokens == greedy(tiny_pair.target, prompt, 40, eos)
@@ -371,7 +425,7 @@ def test_eos_of_the_pair_is_the_default(tiny_pair: Pair) -> None:
     full = unlimited(tiny_pair, PROMPTS[0])
     eos = full.tokens[5]
     pair = Pair("tiny", tiny_pair.target, tiny_pair.mid, tiny_pair.tokenizer, None, (eos,))
-    result = TreeGraftDecoder(pair, all_small(5), CONFIG).generate(PROMPTS[0], 40)
+    result = as_defined(pair, all_small(5), CONFIG).generate(PROMPTS[0], 40)
     assert result.tokens == full.tokens[: full.tokens.index(eos) + 1]
 
 
@@ -397,7 +451,7 @@ def test_never_exceeds_the_context(name: str, monkeypatch: pytest.MonkeyPatch) -
     positions = spy_positions(monkeypatch)
     for length in (5, 22, 23):
         prompt = (PROMPTS[2] * 2)[:length]
-        result = TreeGraftDecoder(pair, SCHEDULERS[name](), CONFIG).generate(prompt, 100)
+        result = as_defined(pair, SCHEDULERS[name](), CONFIG).generate(prompt, 100)
         assert result.stopped == "context"
         assert len(prompt) + len(result.tokens) == 24
         assert result.tokens == greedy(target, prompt, 24 - length, eos=None)
@@ -416,7 +470,7 @@ def test_the_end_of_learned_positions(name: str) -> None:
     pair = Pair("gpt2", target, noisy(target), word_tokenizer(), None, ())
     for length in (5, 18, 19):
         prompt = (PROMPTS[2] * 2)[:length]
-        result = TreeGraftDecoder(pair, SCHEDULERS[name](), CONFIG).generate(prompt, 100)
+        result = as_defined(pair, SCHEDULERS[name](), CONFIG).generate(prompt, 100)
         assert result.stopped == "context"
         assert len(result.tokens) == 20 - length
         assert result.tokens == greedy(target, prompt, 20 - length, eos=None)
@@ -428,7 +482,7 @@ def test_the_end_of_learned_positions(name: str) -> None:
 def test_stream_yields_the_same_tokens(tiny_pair: Pair) -> None:
     """Piece by piece, and the callback sees the same pieces."""
     expected = greedy(tiny_pair.target, PROMPTS[2], 25, eos=None)
-    decoder = TreeGraftDecoder(tiny_pair, all_mid(5), CONFIG)
+    decoder = as_defined(tiny_pair, all_mid(5), CONFIG)
     statistics = Generation()
     pieces = [list(p) for p in decoder.stream(PROMPTS[2], 25, (), statistics)]
     assert [t for piece in pieces for t in piece] == expected == statistics.tokens
@@ -458,7 +512,7 @@ def test_bad_requests(tiny_pair: Pair, prompt: list[int], limit: int, message: s
 
 def test_schedule_of_the_wrong_length(tiny_pair: Pair) -> None:
     """A fixed schedule needs one bit a step."""
-    decoder = TreeGraftDecoder(tiny_pair, FixedSchedule([1, 0]), CONFIG)
+    decoder = as_defined(tiny_pair, FixedSchedule([1, 0]), CONFIG)
     with pytest.raises(InputError, match=r"has 2 bits, drafting\.depth is 5"):
         decoder.generate(PROMPTS[0], 5, ())
     for bits in ([], [0, 2], [-1]):
@@ -512,33 +566,65 @@ def test_random_schedules_repeat_by_seed() -> None:
 def test_mid_cache_catches_up_after_rounds_without_calls(tiny_pair: Pair) -> None:
     """0s, then 1s, again and again: the distributions of a fresh drafter on the whole text."""
     schedule = ByRound([0] * 5, [0] * 5, [1, 0, 1, 0, 0], [1] * 5, [0] * 5, [0, 0, 1, 0, 1])
-    decoder = TreeGraftDecoder(tiny_pair, schedule, CONFIG)
+    decoder = as_defined(tiny_pair, schedule, CONFIG)
     context = decoder.start(PROMPTS[2])
     behind = 0
+    seen = spy_log_probs(decoder._mid)
     for number in range(9):
-        before = list(context.tokens)
+        before = context.tokens.tolist()
         trees = spy_trees(decoder)
+        seen.clear()
         round_, committed = decoder.round(context, len(PROMPTS[2]))
-        assert context.tokens == before + committed
+        assert context.tokens.tolist() == before + committed
         if not any(round_.schedule):
             assert not trees
             behind += len(committed)
             continue
         tree = trees[-1]
+        text = Context(before, [0.0] * len(before))
         fresh = MidDrafter(CachedModel(tiny_pair.mid), CONFIG.width, None, VOCAB)
-        fresh.begin_round(before)
+        expected = spy_log_probs(fresh)
+        fresh.begin_round(text)
         other = tree.copy()
         nodes = np.flatnonzero(tree.row[: tree.size] >= 0)
         fresh.evaluate(other, nodes)
         assert len(nodes) == sum(c.refresh_nodes + c.expand_nodes for c in round_.calls)
-        parents, tokens = np.repeat(nodes, VOCAB), np.tile(np.arange(VOCAB), len(nodes))
-        assert decoder._mid.rows.log_p(tree, parents, tokens) == pytest.approx(
-            fresh.rows.log_p(other, parents, tokens), abs=1e-9
-        )
+        found = np.concatenate(seen)[tree.row[nodes]]
+        assert found == pytest.approx(np.concatenate(expected)[other.row[nodes]], abs=1e-9)
+        check_rows_hold(decoder._mid, tree, nodes, text, found)
         assert fresh.caught_up == len(before) - 1
         if number == 2:
             assert round_.caught_up == behind > 0
         behind = 0
+
+
+def spy_log_probs(drafter: MidDrafter) -> list[np.ndarray]:
+    """Record log p of every token of each pass's rows, from now on."""
+    seen: list[np.ndarray] = []
+    append = drafter.rows.append
+
+    def spy(logits: torch.Tensor, start: IntArray, found: IntArray) -> IntArray:
+        seen.append(logits.log_softmax(-1).numpy())
+        return append(logits, start, found)
+
+    drafter.rows.append = spy  # type: ignore[method-assign]
+    return seen
+
+
+def check_rows_hold(
+    drafter: MidDrafter, tree: DraftTree, nodes: IntArray, context: Context, log_p: np.ndarray
+) -> None:
+    """Compare what rows keep, the W best and what small steps may propose, with whole rows."""
+    top, values = drafter.rows.top(tree, nodes)
+    order = np.argsort(-log_p, axis=1)[:, : drafter.rows.width]
+    assert top.tolist() == order.tolist()
+    assert values == pytest.approx(np.take_along_axis(log_p, order, 1), abs=2**-21 + 1e-9)
+    text = context.tokens.tolist()
+    for node, row in zip(nodes.tolist(), log_p, strict=True):
+        following = {b for a, b in pairwise(text) if a == int(tree.token[node])}
+        tokens = np.array(sorted(following), np.int64)
+        kept = drafter.rows.log_p(tree, np.full(len(tokens), node), tokens)
+        assert kept == pytest.approx(row[tokens], abs=2**-21 + 1e-9)
 
 
 def spy_trees(decoder: TreeGraftDecoder) -> list[DraftTree]:
@@ -559,7 +645,7 @@ def test_counts_are_the_tokens_that_the_models_read(tiny_pair: Pair, evaluation:
     """Refresh + expand (or all) nodes, what was caught up, and kept nodes + root."""
     config = DraftingConfig(5, 4, 12, evaluation=evaluation)
     schedule = ByRound([1, 0, 1, 1, 0], [0] * 5, [0, 1, 0, 0, 1], [1] * 5, [0] * 5, [0, 0, 0, 1, 1])
-    decoder = TreeGraftDecoder(tiny_pair, schedule, config)
+    decoder = as_defined(tiny_pair, schedule, config)
     context = decoder.start(PROMPTS[2])
     read: dict[int, list[int]] = {}
     original = CachedModel.run
@@ -590,7 +676,7 @@ def test_counts_are_the_tokens_that_the_models_read(tiny_pair: Pair, evaluation:
 
 def test_caches_hold_the_committed_tokens_after_each_round(tiny_pair: Pair) -> None:
     """Positions run 0, 1, 2 …; the target holds all but the bonus, the mid drafter no more."""
-    decoder = TreeGraftDecoder(tiny_pair, RandomSchedule(1), CONFIG)
+    decoder = as_defined(tiny_pair, RandomSchedule(1), CONFIG)
     context = decoder.start(PROMPTS[1])
     for _ in range(6):
         decoder.round(context, len(PROMPTS[1]))
@@ -602,16 +688,16 @@ def test_caches_hold_the_committed_tokens_after_each_round(tiny_pair: Pair) -> N
 
 def test_resume_equals_having_decoded(tiny_pair: Pair) -> None:
     """A context read at once gives the next round that decoding up to it gives."""
-    decoder = TreeGraftDecoder(tiny_pair, all_mid(5), CONFIG, keep_trees=True)
+    decoder = as_defined(tiny_pair, all_mid(5), CONFIG, keep_trees=True)
     context = decoder.start(PROMPTS[1])
     for _ in range(3):
         decoder.round(context, len(PROMPTS[1]))
-    tokens, values = list(context.tokens), list(context.log_p)
+    tokens, values = context.tokens.tolist(), context.log_p.tolist()
     expected, committed = decoder.round(context, len(PROMPTS[1]))
 
-    other = TreeGraftDecoder(tiny_pair, all_mid(5), CONFIG, keep_trees=True)
+    other = as_defined(tiny_pair, all_mid(5), CONFIG, keep_trees=True)
     resumed: Context = other.resume(tokens)
-    assert resumed.tokens == tokens
+    assert resumed.tokens.tolist() == tokens
     assert resumed.log_p == pytest.approx(values, abs=1e-9)
     round_, again = other.round(resumed, len(PROMPTS[1]))
     assert (round_.kept, round_.ranks, again) == (expected.kept, expected.ranks, committed)
@@ -619,7 +705,7 @@ def test_resume_equals_having_decoded(tiny_pair: Pair) -> None:
 
 def test_context_table_is_the_targets_own(tiny_pair: Pair) -> None:
     """Edge scores of n-grams come from plain target distributions, table of W."""
-    decoder = TreeGraftDecoder(tiny_pair, all_mid(5), CONFIG)
+    decoder = as_defined(tiny_pair, all_mid(5), CONFIG)
     context = decoder.start(PROMPTS[2])
     for _ in range(3):
         decoder.round(context, len(PROMPTS[2]))
@@ -627,6 +713,12 @@ def test_context_table_is_the_targets_own(tiny_pair: Pair) -> None:
         context.tokens, plain_log_probs(tiny_pair.target, (), edges=True), CONFIG.width
     )
     assert context.log_p == pytest.approx(expected, abs=1e-9)
+
+
+def every_token_follows(token: int) -> Context:
+    """Return a context that ends in ``token`` and in which every token follows it somewhere."""
+    tokens = [t for following in range(VOCAB) for t in (token, following)] + [token]
+    return Context(tokens, [0.0] * len(tokens))
 
 
 def test_restricted_vocabulary_gives_the_floor_outside(tiny_pair: Pair) -> None:
@@ -639,18 +731,19 @@ def test_restricted_vocabulary_gives_the_floor_outside(tiny_pair: Pair) -> None:
     vocabulary = DraftVocabulary(words, -9.0)
     pair = Pair("student", tiny_pair.target, student, tiny_pair.tokenizer, vocabulary, ())
     drafter = MidDrafter(CachedModel(student), 3, vocabulary, VOCAB)
-    drafter.begin_round([4, 5])
+    context = every_token_follows(5)
+    drafter.begin_round(context)
     tree = DraftTree.from_root(5)
     drafter.evaluate(tree, np.array([0]))
     got = drafter.rows.log_p(tree, np.zeros(VOCAB, np.int64), np.arange(VOCAB))
-    plain = plain_log_probs(student, [4, 5], edges=True)(())
+    plain = plain_log_probs(student, context.tokens.tolist(), edges=True)(())
     assert got[0::2] == pytest.approx(plain, abs=1e-9)
     assert got[1::2].tolist() == [-9.0] * (VOCAB // 2)
     top, values = drafter.rows.top(tree, np.array([0]))
     assert top[0].tolist() == [2 * c for c in np.argsort(plain)[::-1][:3]]
     assert values[0] == pytest.approx(sorted(plain)[::-1][:3], abs=1e-9)
     expected = greedy(tiny_pair.target, PROMPTS[2], 25, eos=None)
-    decoder = TreeGraftDecoder(pair, RandomSchedule(6), CONFIG)
+    decoder = as_defined(pair, RandomSchedule(6), CONFIG)
     assert decoder.generate(PROMPTS[2], 25).tokens == expected
 
 
@@ -658,16 +751,17 @@ def test_a_wider_head_of_the_mid_drafter_is_cut_to_the_targets(tiny_pair: Pair) 
     """Padded vocabularies: log p is normalised over the target's tokens alone."""
     wide = tiny_llama(2, vocab=VOCAB + 16)
     drafter = MidDrafter(CachedModel(wide), VOCAB, None, VOCAB)
-    drafter.begin_round([4, 5])
+    context = every_token_follows(5)
+    drafter.begin_round(context)
     tree = DraftTree.from_root(5)
     drafter.evaluate(tree, np.array([0]))
     got = drafter.rows.log_p(tree, np.zeros(VOCAB, np.int64), np.arange(VOCAB))
-    plain = np.array(plain_log_probs(wide, [4, 5])(()))[:VOCAB]
+    plain = np.array(plain_log_probs(wide, context.tokens.tolist())(()))[:VOCAB]
     expected = [on_grid(x) for x in plain - np.log(np.exp(plain).sum())]
     assert got == pytest.approx(expected, abs=1e-9)
     assert sorted(drafter.rows.top(tree, np.array([0]))[0][0]) == list(range(VOCAB))
     pair = Pair("wide", tiny_pair.target, wide, tiny_pair.tokenizer, None, ())
-    result = TreeGraftDecoder(pair, all_mid(5), CONFIG).generate(PROMPTS[1], 15)
+    result = as_defined(pair, all_mid(5), CONFIG).generate(PROMPTS[1], 15)
     assert result.tokens == greedy(tiny_pair.target, PROMPTS[1], 15, eos=None)
 
 
@@ -678,7 +772,7 @@ def test_a_replacing_graft_accepts_less() -> None:
     prompt = PROMPTS[2]
     for graft in ("add", "replace"):
         config = DraftingConfig(2, 2, 30, graft=graft)
-        result = TreeGraftDecoder(pair, FixedSchedule([0, 1]), config).generate(prompt, 60)
+        result = as_defined(pair, FixedSchedule([0, 1]), config).generate(prompt, 60)
         assert result.tokens == greedy(pair.target, prompt, 60, eos=None)
         total[graft] = len(result.rounds)
     assert total["add"] < total["replace"]
@@ -698,6 +792,6 @@ def test_a_narrower_head_of_the_mid_drafter_is_lossless(tiny_pair: Pair) -> None
     pair = Pair("narrow", tiny_pair.target, narrow, tiny_pair.tokenizer, None, ())
     for prompt in PROMPTS[:3]:
         clipped = [t % (VOCAB - 8) for t in prompt]
-        result = TreeGraftDecoder(pair, RandomSchedule(1), CONFIG).generate(clipped, 25)
+        result = as_defined(pair, RandomSchedule(1), CONFIG).generate(clipped, 25)
         tokens = greedy(tiny_pair.target, clipped, 25, eos=None)
         assert result.tokens == tokens

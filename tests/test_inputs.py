@@ -3,20 +3,28 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from tokenizers import Tokenizer
 from tokenizers.models import BPE, WordLevel
 from transformers import PreTrainedTokenizerFast
 
 from tests.conftest import word_tokenizer
 from treegraft_core.drafting import MidCall
+from treegraft_core.enumeration import Enumeration
 from treegraft_core.errors import InputError
 from treegraft_core.latency import Grid, LatencyProfile, mid_passes
 from treegraft_core.prompts import Prompt, chat_ids, read_prompts
 from treegraft_core.tokenizers import check_same_tokenizer
+
+properties = settings(derandomize=True, deadline=None, max_examples=80, database=None)
 
 # Prompts --------------------------------------------------------------------------------------
 
@@ -230,6 +238,70 @@ def test_times_of_calls_and_verification() -> None:
     assert p.mid_call_ms(MidCall(1, 11, 31), 300) == pytest.approx(0.25 + 2.0 + 4.0)
     assert p.verify_ms(10, 100) == pytest.approx(2.0)
     assert p.verify_ms(30, 300) == pytest.approx(10.0)
+
+
+def plain_line(x: float, xs: Sequence[float], ys: Sequence[float]) -> float:
+    """Interpolate between points, one number at a time."""
+    if len(xs) == 1 or x <= xs[0]:
+        return ys[0]
+    for i in range(1, len(xs)):
+        slope = (ys[i] - ys[i - 1]) / (xs[i] - xs[i - 1])
+        if x <= xs[i]:
+            return ys[i - 1] + slope * (x - xs[i - 1])
+    return ys[-1] + max(slope, 0.0) * (x - xs[-1])
+
+
+@st.composite
+def grids(draw: st.DrawFn) -> Grid:
+    """Draw grids of one to four points an axis, times falling as often as rising."""
+    axis = st.lists(st.integers(1, 60), min_size=1, max_size=4, unique=True).map(sorted)
+    tokens, context = draw(axis), draw(axis)
+    ms = st.floats(0, 50, width=32)
+    row = st.lists(ms, min_size=len(context), max_size=len(context)).map(tuple)
+    rows = tuple(draw(st.lists(row, min_size=len(tokens), max_size=len(tokens))))
+    return Grid(tuple(tokens), tuple(context), rows, rows)
+
+
+@properties
+@given(grids(), st.lists(st.integers(0, 90), min_size=1, max_size=6), st.data())
+def test_arrays_interpolate_as_numbers_do(grid: Grid, tokens: list[int], data: Any) -> None:
+    """Every pair of an outer product, on, between, before and beyond the points."""
+    points = st.one_of(st.integers(0, 90), st.sampled_from(grid.context))
+    context = data.draw(st.lists(points, min_size=1, max_size=5))
+    found = grid.at(np.array(tokens)[:, None], np.array(context))
+    assert found.shape == (len(tokens), len(context))
+    assert grid.at(np.array(tokens), context[0]).tolist() == found[:, 0].tolist()
+    for i, n in enumerate(tokens):
+        for j, length in enumerate(context):
+            columns = [plain_line(length, grid.context, row) for row in grid.ms]
+            expected = max(plain_line(n, grid.tokens, columns), 1e-3)
+            assert found[i, j] == pytest.approx(expected, rel=1e-9)
+            number = grid.at(n, length)
+            assert isinstance(number, float) and number == found[i, j]
+    cube = np.array(tokens).reshape(-1, 1, 1) + np.zeros((1, 2, 1), int)
+    assert grid.at(cube, np.array(context)).tolist() == np.stack([found, found], 1).tolist()
+
+
+@pytest.mark.parametrize("evaluation", ["needed", "all"])
+def test_times_of_many_states_are_those_of_each_call(evaluation: str) -> None:
+    """Steps, t_D and t_V of every schedule, from the counts as one call at a time."""
+    rng = np.random.default_rng(0)
+    states, depth = 5, 3
+    bits = np.array(list(product((0, 1), repeat=depth)), np.int8)
+    counts = rng.integers(0, 3, (states, len(bits), depth, 5)) * rng.integers(1, 30)
+    counts = (counts * bits[None, :, :, None]).astype(np.int32)
+    kept = rng.integers(0, 40, (states, len(bits)))
+    none = np.zeros((states, len(bits), 1), np.int64)
+    found = Enumeration(bits, kept, kept, kept, none, counts, np.zeros((*counts.shape[:3], 10)))
+    p, context = profile(verify=GRID, evaluation=evaluation), rng.integers(50, 400, states)
+    step_ms, draft_ms, verify_ms = p.times(found, context)
+    assert (counts[..., 0][:, bits > 0] == 0).any()  # a call without a refreshing pass
+    for state, length in enumerate(context.tolist()):
+        for n, o in enumerate(found.outcomes(state)):
+            steps = [p.step_ms(call, length) for call in o.calls]
+            assert step_ms[state, n] == pytest.approx(np.array(steps), rel=1e-12)
+            assert draft_ms[state, n] == pytest.approx(p.draft_ms(o.calls, length), rel=1e-12)
+            assert verify_ms[state, n] == pytest.approx(p.verify_ms(o.kept_nodes, length))
 
 
 def test_profiles_round_trip(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from transformers import (
@@ -20,11 +21,12 @@ from transformers import (
 )
 
 from tests.conftest import tiny_llama
-from treegraft_core import InputError, Pair
+from treegraft_core import AS_DEFINED, DraftingConfig, FixedSchedule, InputError, Pair
 from treegraft_core.decoder import TreeGraftDecoder, decode_plain
 from treegraft_core.models import check_tree_attention
 from treegraft_core.pair import plain_generation
 from treegraft_core.schedulers import all_mid
+from treegraft_core.tree import IntArray
 
 SMALL = {
     "vocab_size": 48,
@@ -90,14 +92,42 @@ def test_a_mid_drafter_with_a_shorter_context_leaves_the_rest_to_small_steps(
     mid.config.max_position_embeddings = 32
     pair = Pair("short", tiny_pair.target, mid, tiny_pair.tokenizer, None, ())
     prompt = [5, 9, 11, 30, 2, 7, 9, 11]
-    done = TreeGraftDecoder(pair, all_mid(5)).generate(prompt, 60)
+    done = TreeGraftDecoder(pair, all_mid(5), runtime=AS_DEFINED).generate(prompt, 60)
     assert done.tokens == decode_plain(pair, prompt, 60).tokens
     assert len(done.tokens) == 60
     assert done.rounds[0].schedule == (1,) * 5
     assert done.rounds[-1].schedule == (0,) * 5
     long = [5, 9, 11, 30] * 12
-    again = TreeGraftDecoder(pair, all_mid(5)).generate(long, 20)
+    again = TreeGraftDecoder(pair, all_mid(5), runtime=AS_DEFINED).generate(long, 20)
     assert again.tokens == decode_plain(pair, long, 20).tokens
+
+
+def test_a_mid_drafter_never_reads_beyond_its_own_context(tiny_pair: Pair) -> None:
+    """Not even where mid steps go on from the ends of n-gram chains, below D and n_max."""
+    mid = tiny_llama(0)
+    mid.config.max_position_embeddings = 24
+    pair = Pair("short", tiny_pair.target, mid, tiny_pair.tokenizer, None, ())
+    decoder = TreeGraftDecoder(
+        pair, FixedSchedule([0, 1, 0, 1, 1]), DraftingConfig(width=16), runtime=AS_DEFINED
+    )
+    read: list[int] = []
+    run = decoder._mid.model.run
+
+    def spy(tokens: IntArray, positions: IntArray, *arguments: object) -> torch.Tensor:
+        read.extend(np.asarray(positions).tolist())
+        return run(tokens, positions, *arguments)
+
+    deepest = 0
+    for n in range(2, 28):
+        context = decoder.resume(([7, 9] * 14)[:n])
+        decoder._mid.model.run = spy  # type: ignore[method-assign]
+        round_, _ = decoder.round(context, n)
+        del decoder._mid.model.run
+        assert max(read, default=0) < 24
+        assert bool(read) == any(round_.schedule)
+        deepest = max(deepest, max(read, default=0) - (n - 1))
+        read.clear()
+    assert deepest > 5
 
 
 def test_a_models_own_penalties_are_dropped() -> None:

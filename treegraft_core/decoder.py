@@ -207,6 +207,7 @@ class TreeGraftDecoder:
         )
         self.max_context = max_context(pair.target)
         self._mid_context = max_context(pair.mid)
+        self._deepest = self.config.deepest
 
     def generate(
         self,
@@ -319,8 +320,7 @@ class TreeGraftDecoder:
 
     def _mid_fits(self, context: int) -> bool:
         # A mid drafter with a shorter context than the target's leaves the rest to small steps.
-        deepest = max(self.config.depth, self.config.max_ngram)
-        return context + min(deepest, self.max_context - context) <= self._mid_context
+        return context + min(self._deepest, self.max_context - context) <= self._mid_context
 
     def rewind(self, length: int) -> None:
         """Cut both caches back to their first ``length`` committed tokens."""
@@ -336,7 +336,7 @@ class TreeGraftDecoder:
         context.extend(tokens, log_p)
         if self.runtime.guard:
             self.guard.plain_step(at, 1e3 * (time.perf_counter() - started))
-            self.guard.judge(context.tokens, max(self.config.depth, self.config.max_ngram) + 1)
+            self.guard.judge(context.tokens, self._deepest + 1)
             if self.guard.shadow_due():
                 self._shadow(context)
         return tokens

@@ -62,6 +62,24 @@ class DraftingConfig:
                     f"drafting.{name}={getattr(self, name)}: choose one of {', '.join(values)}"
                 )
 
+    @property
+    def deepest(self) -> int:
+        """Greatest depth that a draft path can have.
+
+        A small step hangs a chain under a frontier node and its first token is the new frontier; a
+        mid step may expand the end of a chain, and go on from there.
+        """
+        reached = {(0, 0)}  # depth of the deepest frontier node and of the deepest node
+        for step in range(1, self.depth + 1):
+            chain = max(1, self.max_ngram - (step - 1))
+            small = {(front + 1, max(most, front + chain)) for front, most in reached}
+            if self.pool == "tree":
+                mid = {(most + 1, most + 1) for _, most in reached}
+            else:
+                mid = {(front + 1, max(most, front + 1)) for front, most in reached}
+            reached = small | mid
+        return max(most for _, most in reached)
+
 
 class MidScores(Protocol):
     """The mid drafter's distributions at nodes that it has evaluated."""

@@ -345,7 +345,7 @@ def _enumerate(
     max_depth = max_context - (roots + 1)
     for step in range(1, config.depth + 1):
         level = _advance(level, table, max_depth, step, config)
-    reach = max(config.depth, config.max_ngram)
+    reach = config.deepest
     kept, accepted, ranks = forest.finish(
         level.node,
         level.start,

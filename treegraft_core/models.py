@@ -205,6 +205,9 @@ class CachedModel:
                 else:
                     logits = self._run(ids, positions, visible, keys, rows)
             except BaseException:
+                if not self._stores and not length:
+                    # The first pass of all: some layers have no buffers yet.
+                    self.cache = Cache(layer_class_to_replicate=TreeLayer)
                 self._set_used(length)
                 raise
             self._set_used(length + q)
@@ -306,30 +309,38 @@ class CachedModel:
         # into place by one operation, not by two a layer.
         if not self.cache.layers or capacity <= self._capacity:
             return
-        self._capacity = max(capacity, self._capacity + self._capacity // 2, MIN_CAPACITY)
+        capacity = max(capacity, self._capacity + self._capacity // 2, MIN_CAPACITY)
         if self._compiled is not None:
-            self._capacity = 1 << (self._capacity - 1).bit_length()
+            capacity = 1 << (capacity - 1).bit_length()
         groups: dict[tuple[Any, ...], list[TreeLayer]] = {}
         for layer in self.cache.layers:
             if layer.is_initialized:
                 shape = (layer.keys.shape[1], layer.keys.shape[3], layer.values.shape[3])
                 alone = id(layer) if self._compiled is not None else 0  # a graph's inputs: no views
                 groups.setdefault((*shape, layer.dtype, layer.device, alone), []).append(layer)
-        self._stores = []
+        # Nothing changes before everything is there: memory may run out on the way.
+        stores: list[Tensor] = []
+        views: list[tuple[TreeLayer, str, Tensor]] = []
         with torch.inference_mode():
             for layers in groups.values():
                 for name in ("keys", "values"):
                     like = getattr(layers[0], name)
-                    shape = (len(layers), *like.shape[:2], self._capacity, like.shape[3])
-                    store = like.new_zeros(shape)
-                    parts = store if self._compiled is None else [store[0].clone()]
+                    if self._compiled is None:
+                        store = like.new_zeros(
+                            len(layers), *like.shape[:2], capacity, like.shape[3]
+                        )
+                        parts = list(store)
+                    else:
+                        parts = [like.new_zeros(*like.shape[:2], capacity, like.shape[3])]
+                        torch._dynamo.mark_static_address(parts[0])
+                        store = parts[0][None]
+                    stores.append(store)
                     for part, layer in zip(parts, layers, strict=True):
                         part[:, :, : layer.used] = getattr(layer, name)[:, :, : layer.used]
-                        setattr(layer, name, part)
-                        if self._compiled is not None:
-                            torch._dynamo.mark_static_address(part)
-                            store = part[None]
-                    self._stores.append(store)
+                        views.append((layer, name, part))
+        for layer, name, part in views:
+            setattr(layer, name, part)
+        self._stores, self._capacity = stores, capacity
 
     def bytes_of_pass(self, q: int) -> int:
         """Estimate the memory that a pass of ``q`` tokens takes, bytes, weights left out.

@@ -7,14 +7,16 @@ whatever ``log_probs(path_tokens)`` returns for the plain concatenated sequence.
 Where the design leaves a choice open the core's convention is followed: an occurrence counts only
 if a token follows it inside the context; the longest matching n alone proposes, most recent first;
 at most W distinct children a parent are proposed in one small step; frontiers are ordered best
-first, ties shallower, then older.
+first, ties shallower, then older. ``deepest`` is the depth that the model's context has room for;
+``vocabulary`` the tokens that the mid drafter's head can propose.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
+UNLIMITED = 1 << 30
 LogProbs = Callable[[tuple[int, ...]], list[float]]
 
 
@@ -86,12 +88,17 @@ class Tree:
 
 @dataclass
 class Counts:
-    """What one mid call evaluates, by either way of evaluating."""
+    """What one mid call evaluates, by either way of evaluating, and what it picks.
+
+    ``needed`` are the paths evaluated when only the needed nodes are.
+    """
 
     refresh_nodes: int
     expand_nodes: int
     all_nodes: int
     pool_nodes: int
+    earlier_picks: int
+    needed: list[tuple[int, ...]]
 
 
 def best(nodes: Sequence[Node], count: int) -> list[Node]:
@@ -122,6 +129,7 @@ def small_step(
     step: int,
     width: int,
     max_ngram: int,
+    deepest: int = UNLIMITED,
 ) -> list[Node]:
     """Grow the tree by n-grams (τ_k = 0) and return N_{k+1}."""
     chain = max(1, max_ngram - (step - 1))
@@ -132,6 +140,8 @@ def small_step(
         for at in followers:
             parent = node
             for j in range(at, min(at + chain, len(context))):
+                if parent.depth() >= deepest:
+                    break
                 child = parent.child(context[j])
                 known = child is not None and (parent, child) in proposed
                 if not known and sum(p is parent for p, _ in proposed) == width:
@@ -145,7 +155,7 @@ def small_step(
                 if j == at:
                     first_tokens.append((n, child))
                 parent = child
-    if not first_tokens and step == 1:
+    if not first_tokens and step == 1 and deepest > 0:
         last = {token: at for at, token in enumerate(context)}
         token = max(last, key=lambda t: (list(context).count(t), last[t]))
         log_p = context_log_p[last[token]] if last[token] > 0 else -5.0
@@ -157,10 +167,12 @@ def small_step(
     return ordered[:width]
 
 
-def pool_of(tree: Tree, frontier: Sequence[Node], pool: str) -> list[Node]:
-    """Return C_k of a mid step."""
+def pool_of(
+    tree: Tree, frontier: Sequence[Node], pool: str, deepest: int = UNLIMITED
+) -> list[Node]:
+    """Return C_k of a mid step: nodes that may have children and are not expanded."""
     candidates = tree.nodes() if pool == "tree" else frontier
-    return [node for node in candidates if not node.expanded]
+    return [node for node in candidates if not node.expanded and node.depth() < deepest]
 
 
 def mid_step(
@@ -170,6 +182,8 @@ def mid_step(
     width: int,
     pool: str = "tree",
     graft: str = "add",
+    deepest: int = UNLIMITED,
+    vocabulary: Collection[int] | None = None,
 ) -> tuple[list[Node], list[Node], Counts]:
     """Graft by the mid drafter (τ_k = 1); return F_k, N_{k+1} and the counts."""
     nodes = tree.nodes()
@@ -186,11 +200,14 @@ def mid_step(
             node.mid_log_p = log_probs(node.parent.path())[node.token]
             node.log_p = node.mid_log_p
 
-    candidates = pool_of(tree, frontier, pool)
+    candidates = pool_of(tree, frontier, pool, deepest)
     picked = best(candidates, width)
+    earlier = [v for v in picked if all(v.depth() < n.depth() for n in frontier)]
     missing = [v for v in picked if not v.evaluated_if_needed]
     for node in missing:
         node.evaluated_if_needed = True
+
+    needed_paths = [v.path() for v in (*refresh, *missing)]
 
     children: list[Node] = []
     for node in picked if graft == "add" else sorted(picked, key=lambda v: v.age):
@@ -200,14 +217,22 @@ def mid_step(
             node.children = []
         node.expanded = True
         values = log_probs(node.path())
-        top = sorted(range(len(values)), key=lambda t: (-values[t], t))[:width]
+        tokens = range(len(values)) if vocabulary is None else vocabulary
+        top = sorted(tokens, key=lambda t: (-values[t], t))[:width]
         for token in top:
             child = node.child(token)
             if child is None:
                 child = tree.add(node, token, values[token])
             child.log_p = child.mid_log_p = values[token]
             children.append(child)
-    counts = Counts(len(refresh), len(missing), len(everything), len(candidates))
+    counts = Counts(
+        len(refresh),
+        len(missing),
+        len(everything),
+        len(candidates),
+        len(earlier),
+        needed_paths,
+    )
     return picked, best(children, width), counts
 
 
@@ -245,9 +270,15 @@ def accepted(tree: Tree, kept: Sequence[Node], continuation: Sequence[int]) -> i
     return length
 
 
-def signals(tree: Tree, frontier: Sequence[Node], width: int, pool: str = "tree") -> list[float]:
+def signals(
+    tree: Tree,
+    frontier: Sequence[Node],
+    width: int,
+    pool: str = "tree",
+    deepest: int = UNLIMITED,
+) -> list[float]:
     """Return the ten signals, in the order of the design's table; means over nothing are 0."""
-    candidates = pool_of(tree, frontier, pool)
+    candidates = pool_of(tree, frontier, pool, deepest)
     selected = best(candidates, width)
 
     def mean(values: Sequence[float]) -> float:
@@ -307,19 +338,25 @@ def run_round(
     max_ngram: int,
     pool: str = "tree",
     graft: str = "add",
+    deepest: int = UNLIMITED,
+    vocabulary: Collection[int] | None = None,
 ) -> RoundResult:
     """Draft by ``schedule`` and prune."""
     tree = Tree(context[-1])
     frontier = [tree.root]
     result = RoundResult(tree, [], [], [], [])
     for step, bit in enumerate(schedule, start=1):
-        result.signals.append(signals(tree, frontier, width, pool))
+        result.signals.append(signals(tree, frontier, width, pool, deepest))
         result.frontiers.append(frontier)
         if bit:
-            _, frontier, counts = mid_step(tree, frontier, log_probs, width, pool, graft)
+            _, frontier, counts = mid_step(
+                tree, frontier, log_probs, width, pool, graft, deepest, vocabulary
+            )
             result.counts.append(counts)
         else:
-            frontier = small_step(tree, frontier, context, context_log_p, step, width, max_ngram)
+            frontier = small_step(
+                tree, frontier, context, context_log_p, step, width, max_ngram, deepest
+            )
     result.frontiers.append(frontier)
     result.kept = prune(tree, budget)
     return result
