@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -116,8 +117,10 @@ def greedy_text(pair: Pair, sizes: Sizes) -> Text:
     return Text("random", pair.name, 0, tokens, len(prompt), answer, [0.0, *log_p])
 
 
-def measure_rounds(pair: Pair, text: Text, sizes: Sizes, runtimes: list[str]) -> Measured:
-    """Time rounds of three schedules under each runtime, and plain steps, alternately."""
+def measure_rounds(
+    pair: Pair, text: Text, sizes: Sizes, runtimes: Sequence[str], schedule: str
+) -> Measured:
+    """Time rounds of one schedule under each runtime, and plain steps, alternately."""
     config, root = sizes.drafting, text.prompt_tokens
     tokens, log_p = text.tokens[: root + 1], text.log_p[: root + 1]
     plain = CachedModel(pair.target)
@@ -131,42 +134,41 @@ def measure_rounds(pair: Pair, text: Text, sizes: Sizes, runtimes: list[str]) ->
         decoder.rewind(root)
         decoder.round(Context(tokens, log_p, config.max_ngram), root)
 
-    calls = {("plain step", ""): step}
-    schedules = list(overhead.schedules(config.depth).items())[:3]
+    calls = {"plain step": step}
     for runtime in runtimes:
-        for name, scheduler in schedules:
-            decoder = TreeGraftDecoder(
-                pair, scheduler, config, flat_profile(), runtime=RUNTIMES[runtime]
-            )
-            decoder.resume(tokens)
-            calls[name, runtime] = partial(one_round, decoder)
+        scheduler = overhead.schedules(config.depth)[schedule]
+        decoder = TreeGraftDecoder(
+            pair, scheduler, config, flat_profile(), runtime=RUNTIMES[runtime]
+        )
+        decoder.resume(tokens)
+        calls[f"round, {runtime} passes"] = partial(one_round, decoder)
     times = alternate(calls, 4 * sizes.repeats)
     rows = [
         {
-            "rounds of": name,
-            "passes": runtime,
+            "what": name,
             "ms": cell(1e3 * s),
-            "rounds/s": float(np.median(1 / s)),
-            "plain steps a round": cell(s / times["plain step", ""]),
+            "a second": float(np.median(1 / s)),
+            "plain steps": cell(s / times["plain step"]),
         }
-        for (name, runtime), s in times.items()
+        for name, s in times.items()
     ]
-    return Measured({"rounds": rows}, {f"rounds at context {root + 1}, {pair.name}": rows})
+    return Measured({"rounds": rows}, {f"{schedule} at context {root + 1}, {pair.name}": rows})
 
 
-def measure_pair(pair: Pair, sizes: Sizes, runtime: str) -> dict[str, Measured]:
+def measure_pair(pair: Pair, sizes: Sizes, runtime: str) -> Iterator[tuple[str, Measured]]:
     """Measure everything in eager mode; with ``compiled`` only rounds, beside eager ones."""
     text = greedy_text(pair, sizes)
+    runtimes = ["eager"] if runtime == "eager" else list(RUNTIMES)
+    for schedule in list(overhead.schedules(sizes.drafting.depth))[:3]:
+        yield f"rounds {schedule}", measure_rounds(pair, text, sizes, runtimes, schedule)
     if runtime != "eager":
-        return {"rounds": measure_rounds(pair, text, sizes, list(RUNTIMES))}
+        return
+    yield (
+        "overhead",
+        overhead.measure(pair, sizes.drafting, sizes.repeats, sizes.nodes, sizes.contexts),
+    )
     ways = collect.Ways(pair, sizes.drafting)
-    return {
-        "rounds": measure_rounds(pair, text, sizes, ["eager"]),
-        "overhead": overhead.measure(
-            pair, sizes.drafting, sizes.repeats, sizes.nodes, sizes.contexts
-        ),
-        "collect": collect.measure(ways, [text], sizes.states, sizes.repeats, seed=0),
-    }
+    yield "collect", collect.measure(ways, [text], sizes.states, sizes.repeats, seed=0)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -183,21 +185,20 @@ def main(arguments: list[str] | None = None) -> int:
         if options.runtime == "compiled":
             print("compiled passes: left out on the CPU, where one shape takes a minute")
             return 0
-    everything, status = Measured(), 0
+    everything = Measured()
+    path = options.out / f"gpu-{options.runtime}.json"
     for name, configs in pairs.items():
         started = time.monotonic()
         pair = random_pair(name, configs, sizes)
         print(f"\n== {name}: random weights, {sizes.dtype}, {time.monotonic() - started:.1f} s ==")
-        for part, done in measure_pair(pair, sizes, options.runtime).items():
+        for part, done in measure_pair(pair, sizes, options.runtime):
             done.show()
             everything.values.setdefault(name, {})[part] = done.values
             everything.failures += done.failures
-        everything.write(
-            options.out / f"gpu-{options.runtime}.json", ["benchmarks/gpu.sh", options.runtime]
-        )
+            everything.write(path, ["benchmarks/gpu.sh", options.runtime])
         del pair
-        status |= bool(everything.failures)
-    return status
+    print(f"wrote {path}")
+    return int(bool(everything.failures))
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ fi
 
 status=0
 # Seconds that each may take: a compiled shape costs a minute or more, so that part may be cut.
-for part in "eager 270" "compiled 180"; do
+for part in "eager 290" "compiled 160"; do
   set -- $part
   timeout "$2" "$python" -m benchmarks.gpu "$1" --out "$out"
   code=$?

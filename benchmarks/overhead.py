@@ -74,13 +74,14 @@ def stored_tree(
     return tree
 
 
-def stored_rows(tree: DraftTree, rows: ScoreRows, columns: int) -> None:
+def stored_rows(tree: DraftTree, rows: ScoreRows, columns: int, device: torch.device) -> None:
     """Give every node a row of random logits that holds its children's tokens."""
     nodes, part = tree.nodes(), tree.node[: tree.size]
     children = [part["token"][part["parent"] == node] for node in nodes]
     start = np.concatenate([[0], np.cumsum([len(c) for c in children])])
     found = np.concatenate(children).astype(np.int64)
-    tree.node["row"][nodes] = rows.append(4 * torch.randn(len(nodes), columns), start, found)
+    logits = 4 * torch.randn(len(nodes), columns, device=device)
+    tree.node["row"][nodes] = rows.append(logits, start, found)
 
 
 class StoredTarget(CachedModel):
@@ -130,7 +131,7 @@ class Pieces:
         self.rows, self.new_rows = (
             ScoreRows(config.width, pair.vocabulary, vocab) for _ in range(2)
         )
-        stored_rows(self.tree, self.rows, columns)
+        stored_rows(self.tree, self.rows, columns, pair.device)
         self.frontier = np.arange(max(1, nodes - config.width), nodes)
         self.kept = prune(self.tree, config)
         self.logits = 4 * torch.randn(config.width, columns, device=pair.device)

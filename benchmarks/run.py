@@ -100,7 +100,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             )
             done = BENCHMARKS[name](conf, options.states, options.repeats)
             done.show()
-            done.write(options.out / f"{name}.json", ["python", "-m", "benchmarks.run", *words])
+            path = options.out / f"{name}.json"
+            done.write(path, ["python", "-m", "benchmarks.run", *words])
+            print(f"wrote {path}", flush=True)
             status |= bool(done.failures)
     except InputError as error:
         return fail(str(error))

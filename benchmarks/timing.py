@@ -63,7 +63,6 @@ class Measured:
             "machine": machine(),
         }
         write_json(path, {**provenance, **self.values, "failures": self.failures})
-        print(f"wrote {path}", flush=True)
 
 
 def synchronize() -> None:

@@ -522,43 +522,6 @@ def accepted(node, size, kept, continuation):
 
 
 @njit(**_OPTIONS)
-def walk(node, size, kept, order, choice):
-    """Walk from the root along the target's choices.
-
-    Parameters
-    ----------
-    kept, order : int64 array
-        Nodes verified, in the pruning order and, with the root, ascending.
-    choice : int64 array
-        The target's likeliest token at each of ``order``.
-
-    Returns
-    -------
-    path, rows, ranks : int64 array
-        Accepted nodes; places in ``order`` of the root and of them; places in ``kept``.
-    """
-    row = np.full(size, -1, np.int64)
-    rank = np.full(size, -1, np.int64)
-    for i in range(len(order)):
-        row[order[i]] = i
-    for i in range(len(kept)):
-        rank[kept[i]] = i
-    path = np.empty(len(kept), np.int64)
-    rows = np.zeros(len(kept) + 1, np.int64)
-    ranks = np.empty(len(kept), np.int64)
-    n = at = 0
-    while True:
-        at = find_child(node, at, choice[row[at]])
-        if at < 0 or row[at] < 0:
-            break
-        path[n] = at
-        ranks[n] = rank[at]
-        rows[n + 1] = row[at]
-        n += 1
-    return path[:n], rows[: n + 1], ranks[:n]
-
-
-@njit(**_OPTIONS)
 def path_of(node, leaf):
     """Return the nodes from below the root down to ``leaf``."""
     nodes = np.empty(node[leaf].depth, np.int64)
@@ -631,6 +594,71 @@ def signals(node, size, removed, max_depth, frontier, whole_tree, width):
     values[8] = size - removed
     values[9] = len(pool)
     return values
+
+
+# Masks, rows of logits, the classifier ---------------------------------------------------------
+
+
+@njit(**_OPTIONS)
+def additive_mask(mask, end, slots, hidden):
+    """Fill ``mask`` ``[q, keys]`` with 0 where :class:`Visibility` says seen, else ``hidden``."""
+    for i in range(mask.shape[0]):
+        mask[i, : end[i]] = 0.0
+        mask[i, end[i] :] = hidden
+        for j in range(slots.shape[1]):
+            mask[i, slots[i, j]] = 0.0
+
+
+@njit(**_OPTIONS)
+def hide_far(mask, positions, keys, window, hidden):
+    """Hide keys at ``window`` positions or more before the token."""
+    for i in range(mask.shape[0]):
+        for j in range(mask.shape[1]):
+            if positions[i] - keys[j] >= window:
+                mask[i, j] = hidden
+
+
+@njit(**_OPTIONS)
+def largest(logits, width):
+    """Return the ``width`` largest entries of each row, best first, and their columns.
+
+    Ties go to the lower column.
+    """
+    rows, columns = logits.shape
+    values = np.empty((rows, width), logits.dtype)
+    places = np.empty((rows, width), np.int64)
+    for i in range(rows):
+        n = 0
+        least = -np.inf
+        for j in range(columns):
+            value = logits[i, j]
+            if n == width and not value > least:
+                continue
+            at = n if n < width else width - 1
+            while at > 0 and values[i, at - 1] < value:
+                values[i, at] = values[i, at - 1]
+                places[i, at] = places[i, at - 1]
+                at -= 1
+            values[i, at] = value
+            places[i, at] = j
+            n = min(width, n + 1)
+            least = values[i, n - 1]
+    return values, places
+
+
+@njit(**_OPTIONS)
+def margin(x, layers):
+    """Return the classifier's output before standardisation; ReLU between layers."""
+    for k in range(len(layers)):
+        weight, bias = layers[k]
+        y = bias.copy()
+        for i in range(weight.shape[0]):
+            for j in range(weight.shape[1]):
+                y[i] += weight[i, j] * x[j]
+            if k < len(layers) - 1 and y[i] < 0.0:
+                y[i] = 0.0
+        x = y
+    return x[0]
 
 
 # The mid drafter's rows -----------------------------------------------------------------------

@@ -13,12 +13,14 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
+from treegraft_core import kernels
 from treegraft_core.errors import InputError
 from treegraft_core.packed import head_size
 from treegraft_core.tree import IntArray
 
 MIN_CAPACITY = 512
 """Tokens that a cache has room for at least, once its first pass is over."""
+FEW_SLOTS = 6
 BUCKETS = (1, 8, 32, 64, 128, 256)
 """Tokens of a pass of fixed shape."""
 MOST_SHAPES = 64
@@ -280,24 +282,37 @@ class CachedModel:
                 layer.slots = None
 
     def _mask(self, visible: Visibility, keys: IntArray, queries: IntArray | None = None) -> Any:
-        q = len(visible.end)
-        column = torch.arange(len(keys), device=self.device)
-        seen = column[None, :] < torch.from_numpy(visible.end).to(self.device)[:, None]
-        seen.scatter_(1, torch.from_numpy(visible.slots).to(self.device), True)
-        full = self._additive(seen)
+        own = keys[-len(visible.end) :] if queries is None else queries
+        full = self._additive(visible, keys, own, None)
         if self._window is None:
             return full
-        place = torch.from_numpy(keys).to(self.device)
-        own = place[-q:] if queries is None else torch.from_numpy(queries).to(self.device)
-        near = seen & (own[:, None] - place[None, :] < self._window)
-        sliding = self._additive(near)
+        sliding = self._additive(visible, keys, own, self._window)
         if len(self._types) > 1:
             return {"full_attention": full, "sliding_attention": sliding}
         return full if self._types == {"full_attention"} else sliding
 
-    def _additive(self, seen: Tensor) -> Tensor:
-        mask = torch.zeros(seen.shape, dtype=self.model.dtype, device=self.device)
-        return mask.masked_fill_(~seen, torch.finfo(self.model.dtype).min)[None, None]
+    def _additive(
+        self, visible: Visibility, keys: IntArray, own: IntArray, window: int | None
+    ) -> Tensor:
+        dtype = self.model.dtype
+        hidden = torch.finfo(dtype).min
+        if self.device.type == "cpu":
+            exact = dtype == torch.float64
+            table = np.empty((len(own), len(keys)), np.float64 if exact else np.float32)
+            kernels.additive_mask(table, visible.end, visible.slots, table.dtype.type(hidden))
+            if window is not None:
+                kernels.hide_far(table, own, keys, window, table.dtype.type(hidden))
+            return torch.from_numpy(table).to(dtype)[None, None]
+        numbers = [visible.end[:, None], visible.slots, own[:, None]]
+        read = torch.from_numpy(np.concatenate(numbers, axis=1)).to(self.device)
+        column = torch.arange(len(keys), device=self.device)
+        seen = column[None, :] < read[:, :1]
+        seen.scatter_(1, read[:, 1:-1], True)
+        if window is not None:
+            place = torch.from_numpy(keys).to(self.device)
+            seen &= read[:, -1:] - place[None, :] < window
+        mask = torch.zeros(seen.shape, dtype=dtype, device=self.device)
+        return mask.masked_fill_(~seen, hidden)[None, None]
 
     def _set_used(self, length: int) -> None:
         for layer in self.cache.layers:
@@ -374,13 +389,17 @@ class CachedModel:
     def keep(self, prefix: int, slots: Sequence[int] = ()) -> None:
         """Keep the first ``prefix`` cached tokens and, after them, those at ``slots``."""
         length = prefix + len(slots)
-        moved = list(slots) != list(range(prefix, length))
-        if moved:
+        if list(slots) != list(range(prefix, length)):
             self._reserve(self.length + 1)
             index = torch.tensor(list(slots), dtype=torch.long, device=self.device)
+            few = len(slots) <= FEW_SLOTS and list(slots) == sorted(slots)
             with torch.inference_mode():
                 for store in self._stores:
-                    store[:, :, :, prefix:length] = store[:, :, :, index]
+                    if few and slots[0] >= prefix:  # from left to right none is overwritten early
+                        for to, place in enumerate(slots, start=prefix):
+                            store[:, :, :, to] = store[:, :, :, place]
+                    else:
+                        store[:, :, :, prefix:length] = store[:, :, :, index]
         self._set_used(length)
         self.positions = np.concatenate(
             [self.positions[:prefix], self.positions[np.asarray(slots, np.int64)]]

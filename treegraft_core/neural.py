@@ -83,7 +83,7 @@ class ScoreRows:
             place = np.where(inside, row * columns + wanted, 0)
             index = torch.from_numpy(place).to(logits.device)
             total = logits.logsumexp(-1)
-            top, top_columns = logits.topk(min(self.width, columns), dim=-1)
+            top, top_columns = likeliest(logits, min(self.width, columns))
             # Token ids are exact in float32 below 2²⁴.
             numbers = torch.cat(
                 [
@@ -152,6 +152,14 @@ class ScoreRows:
         """Return the W likeliest tokens at each node and their log p: two arrays ``[n, W]``."""
         rows = tree.row[nodes]
         return self._top_tokens[rows], self._top_log_p[rows]
+
+
+def likeliest(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
+    """Return the ``width`` largest logits of each row, best first, and their columns."""
+    if logits.device.type != "cpu":
+        return logits.topk(width, dim=-1)  # type: ignore[return-value]
+    values, columns = kernels.largest(logits.contiguous().numpy(), width)
+    return torch.from_numpy(values), torch.from_numpy(columns)
 
 
 def room(array: np.ndarray, rows: int) -> np.ndarray:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,14 +46,28 @@ def token_log_p(logits: Tensor, tokens: Sequence[int], width: int) -> list[float
     ]
 
 
+def argmaxes(logits: Tensor) -> Callable[[int], int]:
+    """Return a function from a row of ``logits`` to its likeliest token.
+
+    On a CPU only the rows asked for are searched; elsewhere all at once, in one transfer.
+    """
+    if logits.device.type == "cpu":
+        table = logits.numpy()
+        return lambda row: int(table[row].argmax())
+    choice = logits.argmax(-1).tolist()
+    return lambda row: int(choice[row])
+
+
 def greedy(logits: Tensor) -> tuple[list[int], list[float]]:
     """Return each row's likeliest token and its log p, nats.
 
     It heads the top-W table, so its log p there needs no table.
     """
-    best, tokens = logits.max(-1)
-    log_p = best - logits.logsumexp(-1)
-    return tokens.tolist(), log_p.tolist()
+    best = argmaxes(logits)
+    tokens = [best(row) for row in range(len(logits))]
+    index = torch.tensor(tokens, device=logits.device)[:, None]
+    log_p = logits.gather(1, index)[:, 0] - logits.logsumexp(-1)
+    return tokens, log_p.tolist()
 
 
 def verify_greedy(
@@ -80,14 +94,23 @@ def verify_greedy(
     start = target.length
     order, visible = verification_pass(tree, kept, start)
     logits = target.run(tree.token[order], length - 1 + tree.depth[order], visible)
-    choice = logits.argmax(-1).cpu().numpy()
-    path, rows, ranks = kernels.walk(
-        tree.node, tree.size, np.asarray(kept, np.int64), order, choice
-    )
-    taken = logits[torch.from_numpy(rows).to(logits.device)]
+    kept = np.asarray(kept, np.int64)
+    place = np.full(tree.size, -1, np.int64)
+    place[order] = np.arange(len(order))
+    node, path, rows = 0, [], [0]
+    best = argmaxes(logits)
+    while True:
+        node = tree.child(node, best(rows[-1]))
+        if node < 0 or place[node] < 0:
+            break
+        path.append(node)
+        rows.append(int(place[node]))
+    rank = np.empty(tree.size, np.int64)
+    rank[kept] = np.arange(len(kept))
+    taken = logits[torch.tensor(rows, device=logits.device)]
     tokens, log_p = greedy(taken)
-    target.keep(start + 1, (start + rows[1:]).tolist())
-    return Verdict(path.tolist(), tokens, log_p, ranks.tolist())
+    target.keep(start + 1, [start + row for row in rows[1:]])
+    return Verdict(path, tokens, log_p, rank[path].tolist())
 
 
 def verification_pass(tree: DraftTree, kept: IntArray, start: int) -> tuple[IntArray, Visibility]:
