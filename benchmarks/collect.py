@@ -123,8 +123,8 @@ def measure(ways: Ways, texts: Sequence[Text], states: int, repeats: int, seed: 
     texts = [t for t in texts if len(t.roots())]
     config = ways.config
     schedules = [tuple(b[k % 3] for k in range(config.depth)) for b in WARM_UP]
-    for way in (ways.naive, ways.cached):
-        way.outcomes(texts[0], texts[0].roots()[0], schedules)
+    for slow in (ways.naive, ways.cached):
+        slow.outcomes(texts[0], texts[0].roots()[0], schedules)
     rows, differences, packed = [], [], []
     for r in range(repeats):
         text = texts[r % len(texts)]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -112,16 +113,16 @@ def peers(pair: Pair, lengths: Sequence[int] = LENGTHS) -> dict[str, System]:
     assistant = assistant_of(pair)
     found: dict[str, System] = {}
 
-    def assisted(ids: list[int], n: int, length: int) -> tuple[list[int], float]:
+    def assisted(length: int, ids: list[int], n: int) -> tuple[list[int], float]:
         assistant.generation_config.num_assistant_tokens = length
         return timed(lambda: generate(pair, ids, n, assistant_model=assistant))
 
-    def lookup(ids: list[int], n: int, length: int) -> tuple[list[int], float]:
+    def lookup(length: int, ids: list[int], n: int) -> tuple[list[int], float]:
         return timed(lambda: generate(pair, ids, n, prompt_lookup_num_tokens=length))
 
     for length in lengths:
-        found[f"assisted, {length}"] = lambda ids, n, k=length: assisted(ids, n, k)
-        found[f"prompt lookup, {length}"] = lambda ids, n, k=length: lookup(ids, n, k)
+        found[f"assisted, {length}"] = partial(assisted, length)
+        found[f"prompt lookup, {length}"] = partial(lookup, length)
     return found
 
 

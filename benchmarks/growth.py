@@ -93,7 +93,7 @@ class Prepared:
 
     def enumerate(self, row: Row, memory: int) -> Enumeration:
         """Enumerate the row's states."""
-        roots = np.arange(row.context, row.context + row.states)
+        roots = range(row.context, row.context + row.states)
         return enumerate_states(
             self.model,
             self.context,
@@ -176,8 +176,9 @@ def measure_rows(rows: Sequence[Row], setting: Setting, repeats: int) -> dict[Ro
     times = alternate({row: partial(enumerate_row, row) for row in fitting}, repeats)
     results: dict[Row, Result | None] = dict.fromkeys(rows)
     for row, f in found.items():
-        counts = [x / row.states for x in (f.paths, f.tree_nodes.sum(), f.passes)]
-        results[row] = Result(times[row] / row.states, *counts, peaks[row])
+        n = row.states
+        nodes, peak = float(f.tree_nodes.sum()) / n, peaks[row]
+        results[row] = Result(times[row] / n, f.paths / n, nodes, f.passes / n, peak or 0)
     return results
 
 

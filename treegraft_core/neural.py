@@ -79,24 +79,10 @@ class ScoreRows:
         wanted = found if self._column is None else self._column[found]
         inside = (wanted >= 0) & (wanted < columns)
         row = np.repeat(np.arange(n), np.diff(start))
-        with torch.inference_mode():
-            place = np.where(inside, row * columns + wanted, 0)
-            index = torch.from_numpy(place).to(logits.device)
-            total = logits.logsumexp(-1)
-            top, top_columns = likeliest(logits, min(self.width, columns))
-            # Token ids are exact in float32 below 2²⁴.
-            numbers = torch.cat(
-                [
-                    (top - total[:, None]).flatten(),
-                    top_columns.to(logits.dtype).flatten(),
-                    logits.flatten()[index] - total[torch.from_numpy(row).to(logits.device)],
-                ]
-            )
-        parts = numbers.cpu().double().numpy()
-        width = top.shape[1]
-        top_log_p = parts[: n * width].reshape(n, width)
-        top_tokens = parts[n * width : 2 * n * width].reshape(n, width).astype(np.int64)
-        values = parts[2 * n * width :]
+        place = np.where(inside, row * columns + wanted, 0)
+        width = min(self.width, columns)
+        read = _read_on_cpu if logits.device.type == "cpu" else _read_on_device
+        top_log_p, top_tokens, values = read(logits, width, place, row)
         if np.isnan(top_log_p).any():
             raise FloatingPointError("the mid drafter's logits are not numbers")
         if self._token is not None:
@@ -154,12 +140,37 @@ class ScoreRows:
         return self._top_tokens[rows], self._top_log_p[rows]
 
 
-def likeliest(logits: Tensor, width: int) -> tuple[Tensor, Tensor]:
-    """Return the ``width`` largest logits of each row, best first, and their columns."""
-    if logits.device.type != "cpu":
-        return logits.topk(width, dim=-1)  # type: ignore[return-value]
-    values, columns = kernels.largest(logits.contiguous().numpy(), width)
-    return torch.from_numpy(values), torch.from_numpy(columns)
+def _read_on_cpu(
+    logits: Tensor, width: int, place: IntArray, row: IntArray
+) -> tuple[FloatArray, IntArray, FloatArray]:
+    """Return the likeliest columns of each row, best first, and log p of the flat ``place``."""
+    total = logits.logsumexp(-1).numpy()
+    table = logits.contiguous().numpy()
+    top, columns = kernels.largest(table, width)
+    values = table.reshape(-1)[place] - total[row]
+    return (top - total[:, None]).astype(np.float64), columns, values.astype(np.float64)
+
+
+def _read_on_device(
+    logits: Tensor, width: int, place: IntArray, row: IntArray
+) -> tuple[FloatArray, IntArray, FloatArray]:
+    """Do the same elsewhere, in one transfer each way."""
+    with torch.inference_mode():
+        index, rows = torch.from_numpy(np.stack([place, row])).to(logits.device)
+        total = logits.logsumexp(-1)
+        top, columns = logits.topk(width, dim=-1)
+        # Token ids are exact in float32 below 2²⁴.
+        numbers = torch.cat(
+            [
+                (top - total[:, None]).flatten(),
+                columns.to(logits.dtype).flatten(),
+                logits.flatten()[index] - total[rows],
+            ]
+        )
+    parts = numbers.cpu().double().numpy()
+    shape, end = (len(logits), width), len(logits) * width
+    tokens = parts[end : 2 * end].reshape(shape).astype(np.int64)
+    return parts[:end].reshape(shape), tokens, parts[2 * end :]
 
 
 def room(array: np.ndarray, rows: int) -> np.ndarray:
