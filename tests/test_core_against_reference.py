@@ -590,3 +590,12 @@ def test_a_replacing_graft_can_lose_the_targets_token() -> None:
         assert (tree.child(0, 2) >= 0) == (graft == "add")
         accepted[graft] = len(accepted_path(tree, prune(tree, config), continuation)[0])
     assert accepted == {"add": 2, "replace": 0}
+
+
+def test_followers_outgrow_their_first_buffer() -> None:
+    """Many roots without an earlier occurrence, in one call: a fallback for each."""
+    n = 100
+    context = Context(list(range(200)), [0.0] * 200)
+    start, found = context.followers(np.arange(50, 150), np.ones(n, bool), np.arange(51, 151))
+    assert start.tolist() == list(range(n + 1))
+    assert found.tolist() == list(range(50, 150))

@@ -86,7 +86,7 @@ def test_budget_is_the_best_prefix_of_the_pruning_order(
             float(np.prod([rate[slow_bin(tree, i)] for i in tree.path(int(node))]))
             for node in kept[:budget]
         )
-        worth.append(expected - float(guard.cost.at(budget + 1, 10)) / 10.0)
+        worth.append(expected - float(guard.cost.up_to(budget + 1, 10)[-1]) / 10.0)
     assert worth[len(chosen)] == pytest.approx(max(worth), abs=1e-9)
 
 
@@ -132,11 +132,12 @@ def test_cost_follows_what_passes_took() -> None:
     assert not cost.known
     cost.add(1, 10, 20.0)
     assert cost.known
-    assert cost.at(50, 10) == 20.0
+    assert cost.up_to(50, 10)[-1] == 20.0
     for _ in range(50):
         cost.add(64, 10, 83.0)
-    assert cost.at(64, 10) == pytest.approx(83.0)
-    assert 20.0 < cost.at(32, 10) < 83.0
+    assert cost.up_to(64, 10)[-1] == pytest.approx(83.0)
+    assert 20.0 < cost.up_to(64, 10)[31] < 83.0
+    assert cost.one(10) == 20.0
     assert cost.explored == 512
 
 

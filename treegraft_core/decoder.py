@@ -208,6 +208,7 @@ class TreeGraftDecoder:
         self.max_context = max_context(pair.target)
         self._mid_context = max_context(pair.mid)
         self._deepest = self.config.deepest
+        self._requests = 0
 
     def generate(
         self,
@@ -252,10 +253,11 @@ class TreeGraftDecoder:
         ``result``, when given, is filled with the statistics as the rounds go by.
         """
         result = Generation() if result is None else result
-        prompt = check_prompt(prompt_ids, max_new_tokens, self.max_context)
+        prompt = check_prompt(prompt_ids, max_new_tokens, self.max_context, self.pair.target_vocab)
         eos = set(self.pair.eos_token_ids if eos_token_ids is None else eos_token_ids)
         started = self._now()
         context = self.start(prompt)
+        request = self._requests
         result.prefill_ms = 1e3 * (self._now() - started)
         started = self._now()
         self.guard.begin(max_new_tokens)
@@ -275,6 +277,11 @@ class TreeGraftDecoder:
                 yield new
                 return
             yield new
+            if self._requests != request:
+                raise RuntimeError(
+                    "stream: another request has begun on this decoder; finish one before the "
+                    "next, or use a decoder for each"
+                )
             mode = self.guard.choose(len(context))
             if mode == "plain":
                 round_, new = None, self.plain_step(context)
@@ -296,6 +303,7 @@ class TreeGraftDecoder:
         Context
             Prompt and first token, which is the root of the first round.
         """
+        self._requests += 1
         self._target.reset()
         self._mid.reset()
         logits = self._target.run(prompt, np.arange(len(prompt)))
@@ -307,6 +315,7 @@ class TreeGraftDecoder:
 
     def resume(self, tokens: Sequence[int]) -> Context:
         """Read committed tokens, of which the last becomes the root of the next round."""
+        self._requests += 1
         self._target.reset()
         self._mid.reset()
         logits = self._target.run(tokens[:-1], np.arange(len(tokens) - 1))
@@ -337,7 +346,7 @@ class TreeGraftDecoder:
         if self.runtime.guard:
             self.guard.plain_step(at, 1e3 * (time.perf_counter() - started))
             self.guard.judge(context.tokens, self._deepest + 1)
-            if self.guard.shadow_due():
+            if self.guard.shadow_due(at):
                 self._shadow(context)
         return tokens
 
@@ -452,11 +461,16 @@ class TreeGraftDecoder:
         return expand(tree, picked, self._mid.rows, self.config), call
 
 
-def check_prompt(prompt_ids: Sequence[int], max_new_tokens: int, max_context: int) -> list[int]:
+def check_prompt(
+    prompt_ids: Sequence[int], max_new_tokens: int, max_context: int, vocab: int
+) -> list[int]:
     """Return the prompt as a list, or say what is wrong with it."""
     prompt = [int(t) for t in prompt_ids]
     if not prompt:
         raise InputError("prompt_ids=[]: empty prompt; give at least one token")
+    wrong = next((t for t in prompt if not 0 <= t < vocab), None)
+    if wrong is not None:
+        raise InputError(f"prompt_ids: holds {wrong}; token ids are 0 … {vocab - 1}")
     if len(prompt) >= max_context:
         raise InputError(
             f"prompt_ids: {len(prompt)} tokens do not fit the model's context of {max_context} "
@@ -490,7 +504,7 @@ def decode_plain(
     """Decode with the target alone, one token a pass; the baseline of every speed-up."""
     model = CachedModel(pair.target)
     limit = max_context(pair.target)
-    prompt = check_prompt(prompt_ids, max_new_tokens, limit)
+    prompt = check_prompt(prompt_ids, max_new_tokens, limit, pair.target_vocab)
     eos = set(pair.eos_token_ids if eos_token_ids is None else eos_token_ids)
     result = Generation()
     pair.synchronize()

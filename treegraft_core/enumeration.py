@@ -159,11 +159,11 @@ class PathTable:
         self.model, self.rows, self.context, self.roots = model, rows, context, roots
         self.memory = memory
         self.text = model.length
-        self.path = np.zeros(256, forest.PATH)
+        self.path = np.zeros(256, kernels.PATH)
         self.size = 0
         self.state_root = np.full(len(roots), -1, np.int64)
         self.passes = 0
-        self.peak = 0
+        self.fixed = self.peak = model.bytes_of_pass(1)
         rows.clear()
 
     def evaluate(self, end: int, trees: int) -> None:
@@ -184,7 +184,7 @@ class PathTable:
         while self.size < end:
             q = self._fitting(end - self.size, trees)
             first = self.size
-            tokens, positions, visible, slots = forest.pass_inputs(
+            tokens, positions, visible, slots = kernels.pass_inputs(
                 self.path, first, first + q, self.roots, self.text
             )
             logits = self.model.run(tokens, positions, Visibility(visible, slots))
@@ -256,10 +256,11 @@ def enumerate_states(
     text = model.length
     places = np.asarray(roots, np.int64)
 
-    def attempt(first: int, count: int) -> tuple[Enumeration, int]:
+    def attempt(first: int, count: int) -> tuple[Enumeration, int, int]:
         table = PathTable(model, rows, context, places[first : first + count], memory)
         try:
-            return _enumerate(table, config, keep_trees, max_context), table.peak
+            found = _enumerate(table, config, keep_trees, max_context)
+            return found, table.fixed, table.peak
         finally:
             model.keep(text)
 
@@ -271,18 +272,19 @@ def packs(
     states: int,
     memory: int,
     pack: int,
-    attempt: Callable[[int, int], tuple[Enumeration, int]],
+    attempt: Callable[[int, int], tuple[Enumeration, int, int]],
 ) -> Iterator[Enumeration]:
     """Yield packs of states, as large as the memory budget allows by what the last one took.
 
-    ``attempt(first, count)`` enumerates a pack and returns it with the bytes that it took at most.
+    ``attempt(first, count)`` enumerates a pack and returns it with the bytes that it took at most,
+    before those that any pack takes.
     """
     most = pack or states
     count, first = min(most, FIRST_PACK), 0
     while first < states:
         count = min(count, states - first)
         try:
-            found, peak = attempt(first, count)
+            found, fixed, peak = attempt(first, count)
         except (PackTooLargeError, MemoryError, RuntimeError) as error:
             if not out_of_memory(error):
                 raise
@@ -297,8 +299,9 @@ def packs(
             continue
         yield found
         first += count
-        # Bytes of a pack grow with its states; paths of the next ones may be a third more.
-        count = max(1, min(most, int(count * memory / (1.3 * max(peak, 1)))))
+        # What grows with the states may be a third more for the next ones.
+        each = 1.3 * max(peak - fixed, 1) / count
+        count = max(1, min(most, int((memory - fixed) / each)))
 
 
 FIRST_PACK = 8
@@ -346,7 +349,7 @@ def _enumerate(
     for step in range(1, config.depth + 1):
         level = _advance(level, table, max_depth, step, config)
     reach = config.deepest
-    kept, accepted, ranks = forest.finish(
+    kept, accepted, ranks = kernels.finish(
         level.node,
         level.start,
         level.size,
@@ -393,7 +396,7 @@ def _advance(
 ) -> Level:
     whole_tree = config.pool == "tree"
     lengths = table.roots + 1
-    forest.read_signals(
+    kernels.read_signals(
         level.node,
         level.start,
         level.size,
@@ -407,7 +410,7 @@ def _advance(
         step,
         level.signals,
     )
-    small, starts, sizes, frontiers, n_frontiers, used = forest.small_steps(
+    small, starts, sizes, frontiers, n_frontiers, used = kernels.small_steps(
         level.node,
         level.start,
         level.size,
@@ -423,7 +426,7 @@ def _advance(
         -OUTSIDE_TABLE_PENALTY,
     )
     counts = level.counts.copy()
-    picked, n_picked, missing, n_missing, lost = forest.select_frontiers(
+    picked, n_picked, missing, n_missing, lost = kernels.select_frontiers(
         level.node,
         level.start,
         level.size,
@@ -439,7 +442,7 @@ def _advance(
     )
     if lost:
         raise AssertionError(f"step {step}: {lost} nodes without the mid drafter's score")
-    table.path, paths = forest.request(
+    table.path, paths = kernels.request(
         level.node,
         level.start,
         level.state,
@@ -450,11 +453,11 @@ def _advance(
         table.state_root,
     )
     if step < config.depth:
-        table.path, paths = forest.request_refresh(
+        table.path, paths = kernels.request_refresh(
             small, starts, sizes, level.state, table.path, paths, table.state_root
         )
     table.evaluate(paths, level.node.nbytes + 2 * small.nbytes)
-    node, more_starts, more_sizes, removed, more, n_more, used = forest.expand(
+    node, more_starts, more_sizes, removed, more, n_more, used = kernels.expand(
         level.node,
         level.start,
         level.size,

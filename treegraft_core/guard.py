@@ -34,6 +34,9 @@ MEMORY = 0.9
 INITIAL_LOSS = 0.012
 LOSS_RATE = 0.006
 """What rounds may lose to plain decoding: shares of the request's most, and of its past, tokens."""
+LONGEST_CREDIT = 256
+"""Tokens of a request that count at its start: it may end early."""
+SHADOW_SHARE = 0.01
 FIRST_WAIT, LONGEST_WAIT = 8, 64
 """Steps after which scheduled rounds that did not pay are probed again; the wait doubles."""
 PRIOR_TOKENS = 2.0
@@ -118,12 +121,17 @@ class RunningRate:
 
 
 class PassCost:
-    """Time of a target pass by its tokens, from what passes have taken and, if given, a profile."""
+    """Time of a target pass by its tokens, from what passes have taken and, if given, a profile.
+
+    What passes of about n tokens have taken is a running mean for each power of two. A profile is
+    scaled by the ratio to it, so that its shape may be wrong too.
+    """
 
     def __init__(self, profile: LatencyProfile | None):
         self._profile = profile
-        self._ratio = 1.0
-        self._points: dict[int, float] = {}
+        self._points: dict[int, float] = {}  # ms, or with a profile the ratio to it
+        self._base: FloatArray = np.zeros(0)
+        self._base_at = -1
 
     @property
     def known(self) -> bool:
@@ -138,21 +146,45 @@ class PassCost:
     def add(self, tokens: int, context: int, ms: float) -> None:
         """Count a pass that was timed."""
         if self._profile is not None:
-            step = ms / self._profile.verify.at(tokens, context)
-            self._ratio += (1 - MEMORY) * (float(np.clip(step, 0.2, 5.0)) - self._ratio)
-            return
+            ms /= float(self._profiled(tokens, context)[tokens - 1])
         bucket = 1 << (tokens - 1).bit_length()
         old = self._points.get(bucket, ms)
-        # A first pass may have been slow by chance: a faster one counts for more.
+        # A pass may be slow by chance, hardly fast: a faster one counts for more.
         self._points[bucket] = old + (0.5 if ms < old else 1 - MEMORY) * (ms - old)
 
-    def at(self, tokens: int | IntArray, context: int) -> FloatArray:
-        """Return the expected time, ms; flat where nothing is known of longer passes."""
-        if self._profile is not None:
-            return np.asarray(self._ratio * self._profile.verify.at(tokens, context))
+    def up_to(self, tokens: int, context: int) -> FloatArray:
+        """Return the expected time of passes of 1, 2, … ``tokens`` tokens, ms.
+
+        Flat where nothing is known of longer passes.
+        """
+        if self._profile is None:
+            known = sorted(self._points)
+            values = np.maximum.accumulate([self._points[n] for n in known])
+            return np.asarray(np.interp(np.arange(1, tokens + 1), known, values))
+        base = self._profiled(tokens, context)[:tokens]
+        if not self._points:
+            return base
         known = sorted(self._points)
-        values = np.maximum.accumulate([self._points[n] for n in known])
-        return np.asarray(np.interp(tokens, known, values))
+        ratios = [self._points[n] for n in known]
+        return base * np.interp(np.arange(1, tokens + 1), known, ratios)
+
+    def one(self, context: int) -> float:
+        """Return the expected time of one token's pass, ms."""
+        if self._profile is None:
+            return self._points[1]
+        ratio = self._points.get(1)
+        if ratio is None:
+            ratio = self._points[min(self._points)] if self._points else 1.0
+        return ratio * float(self._profiled(1, context)[0])
+
+    def _profiled(self, tokens: int, context: int) -> FloatArray:
+        # The profile is read anew every 64 tokens of context.
+        assert self._profile is not None
+        if self._base_at != context // 64 or len(self._base) < tokens:
+            most = max(tokens, len(self._base), 64)
+            self._base_at = context // 64
+            self._base = np.asarray(self._profile.verify.at(np.arange(1, most + 1), context))
+        return self._base
 
 
 @dataclass
@@ -222,6 +254,8 @@ class Guard:
         self.edges = EdgeRates()
         self._rates: dict[str, RunningRate] = {}
         self._shadows: deque[_Shadow] = deque()
+        self._shadow_ms = 0.0
+        self._wait, self._waited = FIRST_WAIT, FIRST_WAIT
         self.begin(1)
 
     def begin(self, max_new_tokens: int) -> None:
@@ -229,10 +263,10 @@ class Guard:
         self.decisions = []
         self.edges.begin()
         self._shadows.clear()
-        self._most = max_new_tokens
+        self._most = min(max_new_tokens, LONGEST_CREDIT)
         self._lost = 0.0
         self._tokens = 0
-        self._wait, self._waited = FIRST_WAIT, FIRST_WAIT
+        self._since_shadow = 0
 
     # What to do next ------------------------------------------------------------------------
 
@@ -248,7 +282,7 @@ class Guard:
 
     def plain_ms(self, context: int) -> float:
         """Expected time of one plain step, ms."""
-        return float(self.cost.at(1, context))
+        return self.cost.one(context)
 
     def _best(self, context: int) -> Mode:
         if not self.cost.known:
@@ -256,7 +290,8 @@ class Guard:
         plain = self.plain_ms(context)
         modes: list[Mode] = ["small", "scheduled"] if self.has_schedule else ["small"]
         for mode in modes:
-            self._rates.setdefault(mode, self._prior(mode, context))
+            if mode not in self._rates:
+                self._rates[mode] = self._prior(mode, context)
         best = max(modes, key=lambda mode: self._rates[mode].rate)
         if self._rates[best].rate < 1.0 / plain:
             best = "plain"  # type: ignore[assignment]
@@ -279,7 +314,7 @@ class Guard:
         return self._lost + expected <= allowed
 
     def _prior(self, mode: Mode, context: int) -> RunningRate:
-        ms = float(self.cost.at(8 if self.runtime.budget == "auto" else 64, context))
+        ms = float(self.cost.up_to(8 if self.runtime.budget == "auto" else 64, context)[-1])
         if mode == "scheduled" and self.profile is not None:
             ms += 2 * self.profile.mid_ms
         return RunningRate(PRIOR_TOKENS, ms)
@@ -291,7 +326,7 @@ class Guard:
         kept = kept[: int(min(len(kept), self.cost.explored - 1))]
         reach = kernels.reach_of(tree.node, tree.size, self.edges.rate)
         gain = np.concatenate([[0.0], np.cumsum(reach[kept])])
-        ms = self.cost.at(np.arange(1, len(kept) + 2), context)
+        ms = self.cost.up_to(len(kept) + 1, context)
         rate = max([1.0 / ms[0], *(r.rate for r in self._rates.values())])
         return kept[: int(np.argmax(gain - rate * ms))]
 
@@ -302,6 +337,7 @@ class Guard:
         self.cost.add(1, context, ms)
         self._tokens += 1
         self._waited += 1
+        self._since_shadow += 1
 
     def round(
         self, mode: Mode, tree: DraftTree, tokens: IntArray, kept: int, context: int,
@@ -318,13 +354,18 @@ class Guard:
             self._lost += ms - len(tokens) * self.plain_ms(context)
             self._lost = max(self._lost, -INITIAL_LOSS * self._most * self.plain_ms(context))
 
-    def shadow_due(self) -> bool:
-        """Whether a small draft should be made beside a plain step."""
-        return self._tokens % 2 == 0 and len(self._shadows) < 8
+    def shadow_due(self, context: int) -> bool:
+        """Whether a small draft should be made beside a plain step: they take a share of it."""
+        worth = self._shadow_ms <= SHADOW_SHARE * self._since_shadow * self.plain_ms(context)
+        return self._since_shadow >= 2 and worth and len(self._shadows) < 8
 
     def shadow(self, tree: DraftTree, kept: IntArray, at: int, ms: float) -> None:
         """Remember a small draft at a context of ``at`` tokens that took ``ms``."""
         self._shadows.append(_Shadow(tree, kept, at, ms))
+        first = self._shadow_ms == 0.0
+        self._shadow_ms = ms if first else MEMORY * self._shadow_ms + (1 - MEMORY) * ms
+        self._since_shadow = 0
+        self._lost += ms
 
     def judge(self, tokens: IntArray, reach: int) -> None:
         """Judge the small drafts whose continuation is known by now.
@@ -341,6 +382,6 @@ class Guard:
             known = tokens[shadow.at : shadow.at + reach]
             path, _ = kernels.accepted(shadow.tree.node, shadow.tree.size, shadow.kept, known)
             if "small" in self._rates:
-                ms = shadow.ms + float(self.cost.at(len(shadow.kept) + 1, shadow.at))
+                ms = shadow.ms + float(self.cost.up_to(len(shadow.kept) + 1, shadow.at)[-1])
                 self._rates["small"].add(len(path) + 1, ms)
             self.edges.learn(shadow.tree, known)

@@ -20,6 +20,8 @@ from treegraft_core.tree import IntArray
 
 MIN_CAPACITY = 512
 """Tokens that a cache has room for at least, once its first pass is over."""
+SCRATCH = 32 << 20
+"""Bytes that libraries take for themselves in a pass, about."""
 FEW_SLOTS = 6
 BUCKETS = (1, 8, 32, 64, 128, 256)
 """Tokens of a pass of fixed shape."""
@@ -379,7 +381,8 @@ class CachedModel:
         columns = head_size(self.model)
         scores = 0 if self.model.config._attn_implementation == "sdpa" else 2 * heads * (size + 4)
         return (
-            cached * capacity
+            SCRATCH
+            + cached * capacity
             + q * keys * (2 + 2 * size + scores)
             + 2 * heads * head * keys * size
             + q * columns * (size + 8)
