@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 from benchmarks.timing import Measured, seconds, short
 from pipeline.check import tie_gap
 from pipeline.engine import drafting_config, open_pair, open_profile, runtime_config
-from pipeline.evaluate import open_scheduler
+from pipeline.evaluate import GUARDED, open_scheduler
 from pipeline.replay import bootstrap
 from pipeline.tasks import TaskPrompt, load_prompts
 from treegraft_core import (
@@ -43,7 +43,6 @@ System = Callable[[list[int], int], tuple[list[int], float]]
 """Takes prompt ids and a number of tokens; returns the new tokens and the seconds they took."""
 
 PLAIN, OWN_PLAIN, SCHEDULER = "transformers", "decode_plain", "scheduler"
-GUARDED = "scheduler, guarded"
 PEERS = ("assisted", "prompt lookup")
 WARM_UP_TOKENS = 8
 LENGTHS = (2, 4, 8)

@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from pipeline.check import SCORE_TOLERANCE, SCORES
 from pipeline.evaluate import schedule_bits
 from pipeline.texts import Text
 from treegraft_core import (
@@ -38,10 +39,6 @@ from treegraft_core.neural import ScoreRows
 from treegraft_core.signals import signals
 from treegraft_core.tree import IntArray
 from treegraft_core.verify import verification_pass, verify_greedy
-
-SCORES = [SIGNALS.index("pre_reselect_score"), SIGNALS.index("score_before")]
-SCORE_TOLERANCE = 1e-3
-"""Nats: passes of other shapes round otherwise, and a mean of log s sums up to ten of them."""
 
 
 def all_schedules(depth: int) -> list[tuple[int, ...]]:
@@ -95,7 +92,7 @@ class WholeTree:
                 calls.append(None)
         kept = prune(tree, config)
         length = len(context)
-        verdict = verify_greedy(self.target, tree, kept, length, config.width)
+        verdict = verify_greedy(self.target, tree, kept, length)
         self.target.keep(length - 1)
         paths = [tuple(tree.path_tokens(int(i))) for i in kept] if self.keep_trees else []
         return Outcome(

@@ -159,9 +159,7 @@ class Pieces:
             "scheduler decision": lambda _: self.scheduler.decide(self.state),
             "prune": lambda t: prune(t, config),
             "verification mask and positions": self._mask,
-            "acceptance": lambda t: verify_greedy(
-                self.target, t, self.kept, len(self.context), config.width
-            ),
+            "acceptance": lambda t: verify_greedy(self.target, t, self.kept, len(self.context)),
             "cache selection, 3 accepted": self._keep,
         }
 

@@ -38,6 +38,8 @@ from treegraft_core.models import CachedModel
 from treegraft_core.prompts import chat_ids
 
 SCORES = [SIGNALS.index("pre_reselect_score"), SIGNALS.index("score_before")]
+SCORE_TOLERANCE = 1e-3
+"""Nats: passes of other shapes round otherwise, and a mean of log s sums up to ten of them."""
 
 
 @dataclass
@@ -126,7 +128,7 @@ def check_state(
         difference = np.abs(ours - theirs)
         found.worst_score = max(found.worst_score, float(difference[:, SCORES].max()))
         exact = np.delete(difference, SCORES, axis=1)
-        found.signals += bool((exact == 0).all() and difference.max() < 1e-3)
+        found.signals += bool((exact == 0).all() and difference.max() < SCORE_TOLERANCE)
         if done.kept != o.kept and len(found.examples) < 5:
             found.examples.append(f"{text.task}/{text.prompt_id} root {root} bits {o.bits}")
 

@@ -120,7 +120,7 @@ def verify_grid(pair: Pair, config: DraftingConfig, conf: DictConfig, contexts: 
         def at(n: int) -> Callable[[], object]:
             tree = random_tree(rng, n - 1, pair.target_vocab, config.depth)
             target.keep(context)
-            return lambda: verify_greedy(target, tree, np.arange(1, n), context + 1, config.width)
+            return lambda: verify_greedy(target, tree, np.arange(1, n), context + 1)
 
         return at
 

@@ -362,11 +362,9 @@ def test_accepted_path_from_the_known_continuation_equals_verification(tiny_pair
     seen: list[tuple[DraftTree, IntArray]] = []
     original = decoder_module.verify_greedy
 
-    def spy(
-        target: CachedModel, tree: DraftTree, kept: IntArray, length: int, width: int
-    ) -> Verdict:
+    def spy(target: CachedModel, tree: DraftTree, kept: IntArray, length: int) -> Verdict:
         seen.append((tree.copy(), kept.copy()))
-        return original(target, tree, kept, length, width)
+        return original(target, tree, kept, length)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(decoder_module, "verify_greedy", spy)

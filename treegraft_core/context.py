@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from treegraft_core import kernels
-from treegraft_core.tree import BoolArray, FloatArray, IntArray, on_grid
+from treegraft_core.tree import BoolArray, FloatArray, IntArray, grown, on_grid
 
 OUTSIDE_TABLE_PENALTY = 5.0
 
@@ -78,9 +78,9 @@ class Context:
             raise ValueError(f"tokens: {int(new.min())} is not a token id")
         end = self._length + len(new)
         for name in ("_tokens", "_log_p", "_before"):
-            setattr(self, name, _grown(getattr(self, name), end, 0))
-        self._last = _grown(self._last, int(new.max()) + 1, -1)
-        self._counts = _grown(self._counts, len(self._last), 0)
+            setattr(self, name, grown(getattr(self, name), end))
+        self._last = grown(self._last, int(new.max()) + 1, fill=-1)
+        self._counts = grown(self._counts, len(self._last))
         self._tokens[self._length : end] = new
         self._log_p[self._length : end] = on_grid(np.asarray(log_p, np.float64))
         kernels.link(self._tokens, self._before, self._last, self._length, end)
@@ -143,14 +143,6 @@ class Context:
             tokens, before, last, counts, lengths, path_tokens, is_root
         )
         return start, found
-
-
-def _grown(array: np.ndarray, need: int, fill: int) -> np.ndarray:
-    if need <= len(array):
-        return array
-    grown = np.full(max(need, 2 * len(array)), fill, array.dtype)
-    grown[: len(array)] = array
-    return grown
 
 
 def table_log_p(tokens: Sequence[int], log_p: Sequence[float], token: int) -> float:

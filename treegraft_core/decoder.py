@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+from torch import Tensor
 
 from treegraft_core.context import Context
 from treegraft_core.drafting import (
@@ -27,7 +28,7 @@ from treegraft_core.pair import Pair
 from treegraft_core.schedulers import Scheduler, StepState
 from treegraft_core.signals import signals
 from treegraft_core.tree import DraftTree, FloatArray, IntArray
-from treegraft_core.verify import greedy, token_log_p, verify_greedy
+from treegraft_core.verify import argmaxes, log_p_of, token_log_p, verify_greedy
 
 
 @dataclass
@@ -303,29 +304,26 @@ class TreeGraftDecoder:
         Context
             Prompt and first token, which is the root of the first round.
         """
-        self._requests += 1
-        self._target.reset()
-        self._mid.reset()
-        logits = self._target.run(prompt, np.arange(len(prompt)))
-        first = int(logits[-1].argmax())
-        tokens = [*prompt, first]
-        values = token_log_p(logits, tokens[1:], self.config.width)
-        self._prefill_mid(prompt)
-        return Context(tokens, [0.0, *values], self.config.max_ngram)
+        logits = self._read(prompt)
+        return self._context([*prompt, int(logits[-1].argmax())], logits)
 
     def resume(self, tokens: Sequence[int]) -> Context:
         """Read committed tokens, of which the last becomes the root of the next round."""
+        return self._context(tokens, self._read(tokens[:-1]))
+
+    def _read(self, tokens: Sequence[int]) -> Tensor:
+        # Begin a request: read tokens with both models; return the target's logits.
         self._requests += 1
         self._target.reset()
         self._mid.reset()
-        logits = self._target.run(tokens[:-1], np.arange(len(tokens) - 1))
-        values = token_log_p(logits, tokens[1:], self.config.width)
-        self._prefill_mid(tokens[:-1])
-        return Context(tokens, [0.0, *values], self.config.max_ngram)
-
-    def _prefill_mid(self, tokens: Sequence[int]) -> None:
+        logits = self._target.run(tokens, np.arange(len(tokens)))
         if self._mid_fits(len(tokens) + 1):
             self._mid.prefill(tokens)
+        return logits
+
+    def _context(self, tokens: Sequence[int], logits: Tensor) -> Context:
+        values = token_log_p(logits, tokens[1:], self.config.width)
+        return Context(tokens, [0.0, *values], self.config.max_ngram)
 
     def _mid_fits(self, context: int) -> bool:
         # A mid drafter with a shorter context than the target's leaves the rest to small steps.
@@ -341,8 +339,8 @@ class TreeGraftDecoder:
         started = time.perf_counter()
         at = len(context)
         logits = self._target.run(context.tokens[-1:], [at - 1])
-        tokens, log_p = greedy(logits)
-        context.extend(tokens, log_p)
+        tokens = [argmaxes(logits)(0)]
+        context.extend(tokens, log_p_of(logits, tokens))
         if self.runtime.guard:
             self.guard.plain_step(at, 1e3 * (time.perf_counter() - started))
             self.guard.judge(context.tokens, self._deepest + 1)
@@ -406,7 +404,7 @@ class TreeGraftDecoder:
             round_.schedule += (action,)
         kept = self.guard.budget(tree, prune(tree, config), at)
         clock.lap("prune")
-        verdict = verify_greedy(self._target, tree, kept, len(context), config.width)
+        verdict = verify_greedy(self._target, tree, kept, at)
         clock.lap("verify")
         self._mid.end_round(tree, verdict.path)
         context.extend(verdict.tokens, verdict.log_p)

@@ -33,6 +33,8 @@ from treegraft_core.tree import UNLIMITED, FloatArray, IntArray
 
 DEFAULT_MEMORY = 4 << 30
 """Bytes that a pack may take beyond the models' weights."""
+FIRST_PACK = 8
+"""States of the first pack of a text, from which the next ones' size follows."""
 
 
 @dataclass
@@ -304,10 +306,6 @@ def packs(
         count = max(1, min(most, int((memory - fixed) / each)))
 
 
-FIRST_PACK = 8
-"""States of the first pack of a text, from which the next ones' size follows."""
-
-
 def out_of_memory(error: BaseException) -> bool:
     """Tell whether an error means that memory, of the budget or the machine, ran out."""
     if isinstance(error, PackTooLargeError | MemoryError | torch.OutOfMemoryError):
@@ -350,10 +348,7 @@ def _enumerate(
         level = _advance(level, table, max_depth, step, config)
     reach = config.deepest
     kept, accepted, ranks = kernels.finish(
-        level.node,
-        level.start,
-        level.size,
-        level.state,
+        *level.trees[:4],
         roots,
         context.tokens,
         config.verify_nodes,
@@ -397,26 +392,16 @@ def _advance(
     whole_tree = config.pool == "tree"
     lengths = table.roots + 1
     kernels.read_signals(
-        level.node,
-        level.start,
-        level.size,
-        level.removed,
-        level.state,
-        level.frontier,
-        level.n_frontier,
+        *level.trees,
         max_depth,
+        level.removed,
         whole_tree,
         config.width,
         step,
         level.signals,
     )
     small, starts, sizes, frontiers, n_frontiers, used = kernels.small_steps(
-        level.node,
-        level.start,
-        level.size,
-        level.state,
-        level.frontier,
-        level.n_frontier,
+        *level.trees,
         max_depth,
         lengths,
         *table.context.index,
@@ -427,12 +412,7 @@ def _advance(
     )
     counts = level.counts.copy()
     picked, n_picked, missing, n_missing, lost = kernels.select_frontiers(
-        level.node,
-        level.start,
-        level.size,
-        level.state,
-        level.frontier,
-        level.n_frontier,
+        *level.trees,
         max_depth,
         whole_tree,
         config.width,

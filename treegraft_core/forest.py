@@ -48,6 +48,11 @@ class Level:
     signals: FloatArray
     counts: Any
 
+    @property
+    def trees(self) -> tuple[NodeArray, IntArray, IntArray, IntArray, IntArray, IntArray]:
+        """What the kernels read: node, start, size, state, frontier, n_frontier."""
+        return self.node, self.start, self.size, self.state, self.frontier, self.n_frontier
+
     def tree(self, i: int) -> NodeArray:
         """Return the records of tree ``i``."""
         return self.node[self.start[i] : self.start[i] + self.size[i]]

@@ -114,11 +114,6 @@ class RunningRate:
         """Tokens a ms."""
         return self.tokens / self.ms
 
-    @property
-    def round_ms(self) -> float:
-        """Mean time of a round, ms."""
-        return self.ms / self.weight
-
 
 class PassCost:
     """Time of a target pass by its tokens, from what passes have taken and, if given, a profile.
@@ -172,9 +167,7 @@ class PassCost:
         """Return the expected time of one token's pass, ms."""
         if self._profile is None:
             return self._points[1]
-        ratio = self._points.get(1)
-        if ratio is None:
-            ratio = self._points[min(self._points)] if self._points else 1.0
+        ratio = self._points[min(self._points)] if self._points else 1.0
         return ratio * float(self._profiled(1, context)[0])
 
     def _profiled(self, tokens: int, context: int) -> FloatArray:
@@ -292,9 +285,9 @@ class Guard:
         for mode in modes:
             if mode not in self._rates:
                 self._rates[mode] = self._prior(mode, context)
-        best = max(modes, key=lambda mode: self._rates[mode].rate)
+        best: Mode = max(modes, key=lambda mode: self._rates[mode].rate)
         if self._rates[best].rate < 1.0 / plain:
-            best = "plain"  # type: ignore[assignment]
+            best = "plain"
         probe = modes[-1]
         if best != probe and self._waited >= self._wait and self._affords(probe, plain):
             self._waited = 0

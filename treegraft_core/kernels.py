@@ -52,12 +52,12 @@ _OPTIONS: dict[str, Any] = {"cache": True, "nogil": True}
 
 
 @njit(**_OPTIONS)
-def reserve(node, capacity):
-    """Return the tree in an array of at least ``capacity`` records."""
-    if capacity <= len(node):
-        return node
-    grown = np.empty(max(capacity, 2 * len(node)), node.dtype)
-    grown[: len(node)] = node
+def reserve(array, capacity):
+    """Return the array, or a larger copy with room for ``capacity`` entries at least."""
+    if capacity <= len(array):
+        return array
+    grown = np.empty(max(capacity, 2 * len(array)), array.dtype)
+    grown[: len(array)] = array
     return grown
 
 
@@ -71,18 +71,16 @@ def find_child(node, parent, token):
 
 
 @njit(**_OPTIONS)
-def add_child(node, size, parent, token, log_p):
-    """Write record ``size`` as a new child; the caller has made room."""
-    above = node[parent]
-    new = node[size]
-    new.log_p = log_p
-    new.log_s = above.log_s + log_p
-    new.mid_log_p = np.nan
+def _write(new, token, parent, depth, next_sibling, log_p, log_s, mid_log_p):
+    # A living node without children that no drafter has touched.
     new.token = token
     new.parent = parent
-    new.depth = above.depth + 1
+    new.depth = depth
+    new.next_sibling = next_sibling
+    new.log_p = log_p
+    new.log_s = log_s
+    new.mid_log_p = mid_log_p
     new.first_child = -1
-    new.next_sibling = above.first_child
     new.n_children = 0
     new.row = -1
     new.slot = -1
@@ -94,6 +92,14 @@ def add_child(node, size, parent, token, log_p):
     new.seen_all = False
     new.expanded = False
     new.alive = True
+
+
+@njit(**_OPTIONS)
+def add_child(node, size, parent, token, log_p):
+    """Write record ``size`` as a new child; the caller has made room."""
+    above = node[parent]
+    log_s = above.log_s + log_p
+    _write(node[size], token, parent, above.depth + 1, above.first_child, log_p, log_s, np.nan)
     above.first_child = size
     above.n_children += 1
 
@@ -101,26 +107,7 @@ def add_child(node, size, parent, token, log_p):
 @njit(**_OPTIONS)
 def make_root(node, token):
     """Write record 0 as the root of a new tree."""
-    root = node[0]
-    root.log_p = 0.0
-    root.log_s = 0.0
-    root.mid_log_p = 0.0
-    root.token = token
-    root.parent = -1
-    root.depth = 0
-    root.first_child = -1
-    root.next_sibling = -1
-    root.n_children = 0
-    root.row = -1
-    root.slot = -1
-    root.match = -1
-    root.proposals = 0
-    root.evidence = 0
-    root.proposed = False
-    root.seen = False
-    root.seen_all = False
-    root.expanded = False
-    root.alive = True
+    _write(node[0], token, -1, 0, -1, 0.0, 0.0, 0.0)
 
 
 @njit(**_OPTIONS)
@@ -352,12 +339,23 @@ def small_step(
 
 
 @njit(**_OPTIONS)
+def unscored(node, size):
+    """Return the living nodes that the mid drafter has not scored."""
+    found = np.empty(size, np.int64)
+    n = 0
+    for i in range(1, size):
+        if node[i].alive and np.isnan(node[i].mid_log_p):
+            found[n] = i
+            n += 1
+    return found[:n]
+
+
+@njit(**_OPTIONS)
 def parents_to_refresh(node, size):
     """Return the parents of living nodes that the mid drafter has not scored, ascending."""
     wanted = np.zeros(size, np.bool_)
-    for i in range(1, size):
-        if node[i].alive and np.isnan(node[i].mid_log_p):
-            wanted[node[i].parent] = True
+    for i in unscored(node, size):
+        wanted[node[i].parent] = True
     return np.flatnonzero(wanted)
 
 
@@ -380,18 +378,6 @@ def begin_mid_step(node, size):
             unseen[m] = i
             m += 1
     return needed[:n], unseen[:m]
-
-
-@njit(**_OPTIONS)
-def unscored(node, size):
-    """Return the living nodes that the mid drafter has not scored."""
-    found = np.empty(size, np.int64)
-    n = 0
-    for i in range(1, size):
-        if node[i].alive and np.isnan(node[i].mid_log_p):
-            found[n] = i
-            n += 1
-    return found[:n]
 
 
 @njit(**_OPTIONS)
@@ -483,12 +469,7 @@ def graft(node, size, picked, top_tokens, top_log_p, replace, width):
                 size += 1
             children[n] = child
             n += 1
-    best = np.empty(min(width, n), np.int64)
-    count = 0
-    for i in range(n):
-        if node[children[i]].alive:
-            count = _insert(node, best, count, children[i], False)
-    return node, size, removed, best[:count].copy()
+    return node, size, removed, best_of(node, children[:n], width)
 
 
 # Reading a tree -------------------------------------------------------------------------------
@@ -668,16 +649,6 @@ def margin(x, layers):
 
 
 @njit(**_OPTIONS)
-def with_room(values, n):
-    """Return ``values``, or a larger copy, with a place for entry ``n``."""
-    if n < len(values):
-        return values
-    grown = np.empty(2 * len(values), values.dtype)
-    grown[:n] = values[:n]
-    return grown
-
-
-@njit(**_OPTIONS)
 def followers(tokens, before, last, counts, lengths, path_tokens, is_root):
     """Return the tokens that a small step may propose under paths that end in ``path_tokens``.
 
@@ -703,14 +674,14 @@ def followers(tokens, before, last, counts, lengths, path_tokens, is_root):
             token = tokens[at + 1]
             if counts[token] == 0:
                 counts[token] = 1
-                found = with_room(found, n)
+                found = reserve(found, n + 1)
                 found[n] = token
                 n += 1
             at = before[at]
         for j in range(start[i], n):
             counts[found[j]] = 0
         if is_root[i] and n == start[i]:
-            found = with_room(found, n)
+            found = reserve(found, n + 1)
             found[n] = tokens[most_frequent(tokens, lengths[i], counts)]
             n += 1
         start[i + 1] = n
@@ -816,7 +787,7 @@ PATH = np.dtype(
 
 @njit(**_OPTIONS)
 def read_signals(
-    node, start, size, removed, state, frontier, n_frontier, max_depth, whole_tree, width, step, out
+    node, start, size, state, frontier, n_frontier, max_depth, removed, whole_tree, width, step, out
 ):  # fmt: skip
     """Write the signals of every tree before step ``step`` to ``out``."""
     for i in range(len(start)):
@@ -922,34 +893,34 @@ def select_frontiers(
 
 
 @njit(**_OPTIONS)
-def _row_of(path, n_paths, state_root, state, tree, at):
-    # The row of a node's path; a new one is appended.
-    above = tree[at].parent
+def _give_row(path, n_paths, state_root, state, tree, at):
+    # Give a node that has none the row of its path; a new path is appended.
+    if tree[at].row >= 0:
+        return path, n_paths
+    above, token = tree[at].parent, tree[at].token
     row = state_root[state] if at == 0 else path[tree[above].row].first_child
-    token = tree[at].token
     while row >= 0 and at > 0 and path[row].token != token:
         row = path[row].next_sibling
-    if row >= 0:
-        return path, n_paths, row
-    if n_paths == len(path):
-        grown = np.empty(2 * len(path), path.dtype)
-        grown[:n_paths] = path
-        path = grown
-    new = path[n_paths]
-    new.token = token
-    new.depth = tree[at].depth
-    new.state = state
-    new.first_child = -1
-    new.next_sibling = -1
-    new.parent = -1
-    if at == 0:
-        state_root[state] = n_paths
-    else:
-        parent = tree[above].row
-        new.parent = parent if above > 0 else -1
-        new.next_sibling = path[parent].first_child
-        path[parent].first_child = n_paths
-    return path, n_paths + 1, n_paths
+    if row < 0:
+        row = n_paths
+        path = reserve(path, n_paths + 1)
+        new = path[row]
+        new.token = token
+        new.depth = tree[at].depth
+        new.state = state
+        new.first_child = -1
+        new.next_sibling = -1
+        new.parent = -1
+        if at == 0:
+            state_root[state] = row
+        else:
+            parent = tree[above].row
+            new.parent = parent if above > 0 else -1
+            new.next_sibling = path[parent].first_child
+            path[parent].first_child = row
+        n_paths += 1
+    tree[at].row = row
+    return path, n_paths
 
 
 @njit(**_OPTIONS)
@@ -957,10 +928,8 @@ def request(node, start, state, wanted, n_wanted, path, n_paths, state_root):
     """Give the wanted nodes (ascending) of every tree their rows; return the paths."""
     for i in range(len(start)):
         tree = node[start[i] :]
-        for j in range(n_wanted[i]):
-            at = wanted[i, j]
-            if tree[at].row < 0:
-                path, n_paths, tree[at].row = _row_of(path, n_paths, state_root, state[i], tree, at)
+        for at in wanted[i, : n_wanted[i]]:
+            path, n_paths = _give_row(path, n_paths, state_root, state[i], tree, at)
     return path, n_paths
 
 
@@ -970,8 +939,7 @@ def request_refresh(node, start, size, state, path, n_paths, state_root):
     for i in range(len(start)):
         tree = node[start[i] : start[i] + size[i]]
         for at in parents_to_refresh(tree, size[i]):
-            if tree[at].row < 0:
-                path, n_paths, tree[at].row = _row_of(path, n_paths, state_root, state[i], tree, at)
+            path, n_paths = _give_row(path, n_paths, state_root, state[i], tree, at)
     return path, n_paths
 
 

@@ -23,6 +23,7 @@ MIN_CAPACITY = 512
 SCRATCH = 32 << 20
 """Bytes that libraries take for themselves in a pass, about."""
 FEW_SLOTS = 6
+"""Places that move one by one, without an index."""
 BUCKETS = (1, 8, 32, 64, 128, 256)
 """Tokens of a pass of fixed shape."""
 MOST_SHAPES = 64
@@ -228,13 +229,7 @@ class CachedModel:
     ) -> Tensor:
         self._reserve(len(keys))
         read = torch.from_numpy(np.stack([ids, positions])).to(self.device)
-        arguments: dict[str, Any] = {
-            "input_ids": read[:1],
-            "position_ids": read[1:],
-            "attention_mask": None if visible is None else self._mask(visible, keys),
-            self._cache_argument: self.cache,
-            "use_cache": True,
-        }
+        arguments = self._arguments(read, None if visible is None else self._mask(visible, keys))
         index = None if rows is None else torch.tensor(rows, device=self.device)
         if index is not None and self._keeps_logits:
             arguments["logits_to_keep"] = index
@@ -272,16 +267,20 @@ class CachedModel:
         try:
             torch.compiler.cudagraph_mark_step_begin()
             assert self._compiled is not None
-            return self._compiled(
-                input_ids=read[:1],
-                position_ids=read[1:2],
-                attention_mask=mask,
-                use_cache=True,
-                **{self._cache_argument: self.cache},
-            ).logits[0]
+            return self._compiled(**self._arguments(read, mask)).logits[0]
         finally:
             for layer in self.cache.layers:
                 layer.slots = None
+
+    def _arguments(self, read: Tensor, mask: Any) -> dict[str, Any]:
+        # Row 0 of ``read`` are token ids, row 1 positions.
+        return {
+            "input_ids": read[:1],
+            "position_ids": read[1:2],
+            "attention_mask": mask,
+            self._cache_argument: self.cache,
+            "use_cache": True,
+        }
 
     def _mask(self, visible: Visibility, keys: IntArray, queries: IntArray | None = None) -> Any:
         own = keys[-len(visible.end) :] if queries is None else queries
@@ -391,21 +390,23 @@ class CachedModel:
 
     def keep(self, prefix: int, slots: Sequence[int] = ()) -> None:
         """Keep the first ``prefix`` cached tokens and, after them, those at ``slots``."""
-        length = prefix + len(slots)
-        if list(slots) != list(range(prefix, length)):
+        places = list(slots)
+        length = prefix + len(places)
+        if places != list(range(prefix, length)):
             self._reserve(self.length + 1)
-            index = torch.tensor(list(slots), dtype=torch.long, device=self.device)
-            few = len(slots) <= FEW_SLOTS and list(slots) == sorted(slots)
+            # From left to right none is overwritten before it has moved.
+            few = len(places) <= FEW_SLOTS and places == sorted(places) and places[0] >= prefix
+            index = None if few else torch.tensor(places, device=self.device)
             with torch.inference_mode():
                 for store in self._stores:
-                    if few and slots[0] >= prefix:  # from left to right none is overwritten early
-                        for to, place in enumerate(slots, start=prefix):
-                            store[:, :, :, to] = store[:, :, :, place]
-                    else:
+                    if index is not None:
                         store[:, :, :, prefix:length] = store[:, :, :, index]
+                        continue
+                    for to, place in enumerate(places, start=prefix):
+                        store[:, :, :, to] = store[:, :, :, place]
         self._set_used(length)
         self.positions = np.concatenate(
-            [self.positions[:prefix], self.positions[np.asarray(slots, np.int64)]]
+            [self.positions[:prefix], self.positions[np.asarray(places, np.int64)]]
         )
 
 

@@ -13,7 +13,7 @@ from treegraft_core import kernels
 from treegraft_core.context import Context
 from treegraft_core.models import CachedModel, Visibility
 from treegraft_core.student import DraftVocabulary
-from treegraft_core.tree import DraftTree, FloatArray, IntArray, on_grid
+from treegraft_core.tree import DraftTree, FloatArray, IntArray, grown, on_grid
 
 NO_ROW_LOG_P = -20.0
 """Log p of a token of the target for which the drafter's narrower (unpadded) head has no row."""
@@ -109,11 +109,11 @@ class ScoreRows:
             self._top_tokens = np.zeros((0, top_tokens.shape[1]), np.int64)
             self._top_log_p = np.zeros((0, top_tokens.shape[1]))
         base = int(self._start[first]) if first else 0
-        self._top_tokens = room(self._top_tokens, end)
-        self._top_log_p = room(self._top_log_p, end)
-        self._start = room(self._start, end + 1)
-        self._found = room(self._found, base + len(found))
-        self._values = room(self._values, base + len(found))
+        self._top_tokens = grown(self._top_tokens, end)
+        self._top_log_p = grown(self._top_log_p, end)
+        self._start = grown(self._start, end + 1)
+        self._found = grown(self._found, base + len(found))
+        self._values = grown(self._values, base + len(found))
         self._top_tokens[first:end] = top_tokens
         self._top_log_p[first:end] = top_log_p
         self._start[first : end + 1] = base + start
@@ -171,15 +171,6 @@ def _read_on_device(
     shape, end = (len(logits), width), len(logits) * width
     tokens = parts[end : 2 * end].reshape(shape).astype(np.int64)
     return parts[:end].reshape(shape), tokens, parts[2 * end :]
-
-
-def room(array: np.ndarray, rows: int) -> np.ndarray:
-    """Return the array, or a copy with room for ``rows`` rows at least."""
-    if rows <= len(array):
-        return array
-    grown = np.zeros((max(rows, 2 * len(array)), *array.shape[1:]), array.dtype)
-    grown[: len(array)] = array
-    return grown
 
 
 class MidDrafter:

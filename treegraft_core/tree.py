@@ -30,6 +30,15 @@ def on_grid(log_p: FloatArray) -> FloatArray:
     return np.round(log_p / LOG_P_STEP) * LOG_P_STEP
 
 
+def grown(array: np.ndarray, rows: int, fill: int = 0) -> np.ndarray:
+    """Return the array, or a larger copy with ``rows`` rows at least, the new ones ``fill``."""
+    if rows <= len(array):
+        return array
+    larger = np.full((max(rows, 2 * len(array)), *array.shape[1:]), fill, array.dtype)
+    larger[: len(array)] = array
+    return larger
+
+
 class DraftTree:
     """The tree T_k that both drafters grow in one round.
 

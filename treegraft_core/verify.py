@@ -58,21 +58,16 @@ def argmaxes(logits: Tensor) -> Callable[[int], int]:
     return lambda row: int(choice[row])
 
 
-def greedy(logits: Tensor) -> tuple[list[int], list[float]]:
-    """Return each row's likeliest token and its log p, nats.
+def log_p_of(logits: Tensor, tokens: Sequence[int]) -> list[float]:
+    """Return log p of ``tokens[i]``, the likeliest of row i of ``logits``, nats.
 
     It heads the top-W table, so its log p there needs no table.
     """
-    best = argmaxes(logits)
-    tokens = [best(row) for row in range(len(logits))]
     index = torch.tensor(tokens, device=logits.device)[:, None]
-    log_p = logits.gather(1, index)[:, 0] - logits.logsumexp(-1)
-    return tokens, log_p.tolist()
+    return (logits.gather(1, index)[:, 0] - logits.logsumexp(-1)).tolist()
 
 
-def verify_greedy(
-    target: CachedModel, tree: DraftTree, kept: IntArray, length: int, width: int
-) -> Verdict:
+def verify_greedy(target: CachedModel, tree: DraftTree, kept: IntArray, length: int) -> Verdict:
     """Verify root + kept nodes greedily and keep the accepted path in the target's cache.
 
     Parameters
@@ -83,8 +78,6 @@ def verify_greedy(
         The finished tree and the nodes that pruning kept, in its order.
     length : int
         Committed tokens, the root included.
-    width : int
-        W, entries of the top-W table.
 
     Returns
     -------
@@ -97,18 +90,19 @@ def verify_greedy(
     kept = np.asarray(kept, np.int64)
     place = np.full(tree.size, -1, np.int64)
     place[order] = np.arange(len(order))
-    node, path, rows = 0, [], [0]
+    path: list[int] = []
+    rows, tokens = [0], []
     best = argmaxes(logits)
     while True:
-        node = tree.child(node, best(rows[-1]))
+        tokens.append(best(rows[-1]))
+        node = tree.child(path[-1] if path else 0, tokens[-1])
         if node < 0 or place[node] < 0:
             break
         path.append(node)
         rows.append(int(place[node]))
     rank = np.empty(tree.size, np.int64)
     rank[kept] = np.arange(len(kept))
-    taken = logits[torch.tensor(rows, device=logits.device)]
-    tokens, log_p = greedy(taken)
+    log_p = log_p_of(logits[torch.tensor(rows, device=logits.device)], tokens)
     target.keep(start + 1, [start + row for row in rows[1:]])
     return Verdict(path, tokens, log_p, rank[path].tolist())
 
