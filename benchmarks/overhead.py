@@ -106,7 +106,7 @@ def stored_target(pair: Pair, tree: DraftTree, kept: IntArray) -> StoredTarget:
     place = {int(node): i for i, node in enumerate(order)}
     deepest = max(kept.tolist(), key=lambda node: int(tree.depth[node]))
     for node in tree.path(deepest)[:3]:
-        logits[place[int(tree.parent[node])], int(tree.token[node])] = 100.0
+        logits[place[int(tree.parent[node])], int(tree.token[node])] = 30.0
     return StoredTarget(pair.target, logits)
 
 

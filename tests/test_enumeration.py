@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from tests import reference as slow
-from tests.conftest import VOCAB
+from tests.conftest import VOCAB, tiny_llama
 from treegraft_core import models
 from treegraft_core.context import Context
 from treegraft_core.decoder import decode_plain
@@ -126,6 +126,9 @@ class FakeModel:
     @property
     def length(self) -> int:
         return len(self.tokens)
+
+    def shrink(self) -> None:
+        """Do nothing: a list has no spare room."""
 
     def bytes_of_pass(self, q: int) -> int:
         cached = self.length - len(self.text) if self.counts_cache else 0
@@ -606,6 +609,32 @@ def test_packs_and_budgets_change_nothing(tiny_pair: Pair, monkeypatch: pytest.M
             assert np.array_equal(getattr(other, name), getattr(whole, name)), name
     assert max(n for n, _ in budgets) > 2 * len(passes)  # small budgets split passes,
     assert max(read for _, read in budgets) > whole.paths  # and halved a pack
+
+
+def test_a_state_that_fits_alone_fits_after_a_larger_pack_failed(
+    tiny_pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Buffers that grew for a failed pack do not count against the smaller ones."""
+    monkeypatch.setattr(models, "SCRATCH", 0)
+    monkeypatch.setattr(models, "MIN_CAPACITY", 4)
+    pair = Pair("deep", tiny_pair.target, tiny_llama(0, layers=12), tiny_pair.tokenizer, None, ())
+    alone = together = 0
+    for memory in range(440_000, 600_000, 16_000):
+        try:
+            one, _ = enumerate_pair(pair, memory, pack=1)
+        except InputError:
+            continue
+        alone += 1
+        many, _ = enumerate_pair(pair, memory)
+        together += np.array_equal(many.accepted, one.accepted)
+    assert 0 < alone < 10
+    assert together == alone
+
+
+def test_no_states_are_an_error(tiny_pair: Pair) -> None:
+    context, _ = real_text(tiny_pair)
+    with pytest.raises(ValueError, match="roots"):
+        enumerate_states(CachedModel(tiny_pair.mid), context, [], CONFIG, None, VOCAB)
 
 
 SCORES = [SIGNALS.index("pre_reselect_score"), SIGNALS.index("score_before")]

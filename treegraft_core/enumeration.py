@@ -253,7 +253,11 @@ def enumerate_states(
     ------
     InputError
         If one state alone exceeds the budget or the memory.
+    ValueError
+        If there are no roots.
     """
+    if not len(roots):
+        raise ValueError("roots: give the position of at least one state's root")
     rows = ScoreRows(config.width, vocabulary, target_vocab)
     text = model.length
     places = np.asarray(roots, np.int64)
@@ -262,9 +266,12 @@ def enumerate_states(
         table = PathTable(model, rows, context, places[first : first + count], memory)
         try:
             found = _enumerate(table, config, keep_trees, max_context)
-            return found, table.fixed, table.peak
-        finally:
+        except BaseException:
             model.keep(text)
+            model.shrink()  # or the buffers of a pack that was too large count against the next
+            raise
+        model.keep(text)
+        return found, table.fixed, table.peak
 
     parts = list(packs(len(places), memory, pack, attempt))
     return join(parts)

@@ -209,6 +209,7 @@ class CachedModel:
                     logits = logits if rows is None else logits[torch.from_numpy(rows)]
                 else:
                     logits = self._run(ids, positions, visible, keys, rows)
+                logits = logits if logits.dtype == torch.float64 else logits.float()
             except BaseException:
                 if not self._stores and not length:
                     # The first pass of all: some layers have no buffers yet.
@@ -217,7 +218,7 @@ class CachedModel:
                 raise
             self._set_used(length + q)
             self.positions = keys
-            return logits if logits.dtype == torch.float64 else logits.float()
+            return logits
 
     def _run(
         self,
@@ -357,6 +358,12 @@ class CachedModel:
         for layer, name, part in views:
             setattr(layer, name, part)
         self._stores, self._capacity = stores, capacity
+
+    def shrink(self) -> None:
+        """Give back the buffers' room beyond the cached tokens."""
+        if self._capacity > max(self.length, MIN_CAPACITY):
+            self._capacity = 0
+            self._reserve(self.length)
 
     def bytes_of_pass(self, q: int) -> int:
         """Estimate the memory that a pass of ``q`` tokens takes, bytes, weights left out.
