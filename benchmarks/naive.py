@@ -38,7 +38,7 @@ from treegraft_core.models import CachedModel
 from treegraft_core.neural import ScoreRows
 from treegraft_core.signals import signals
 from treegraft_core.tree import IntArray
-from treegraft_core.verify import verification_pass, verify_greedy
+from treegraft_core.verify import verification_pass, verify
 
 
 def all_schedules(depth: int) -> list[tuple[int, ...]]:
@@ -91,9 +91,8 @@ class WholeTree:
                 frontier = small_step(tree, frontier, context, step, config).frontier
                 calls.append(None)
         kept = prune(tree, config)
-        length = len(context)
-        verdict = verify_greedy(self.target, tree, kept, length)
-        self.target.keep(length - 1)
+        verdict = verify(self.target, tree, kept, context.tokens)
+        self.target.keep(len(context) - 1)
         paths = [tuple(tree.path_tokens(int(i))) for i in kept] if self.keep_trees else []
         return Outcome(
             bits,

@@ -46,7 +46,7 @@ from treegraft_core.neural import ScoreRows
 from treegraft_core.packed import head_size
 from treegraft_core.signals import signals
 from treegraft_core.tree import FloatArray, IntArray
-from treegraft_core.verify import verification_pass, verify_greedy
+from treegraft_core.verify import verification_pass, verify
 
 PAPER_US = {"small step": 920.0, "scheduler decision": 318.0}
 NODES, CONTEXTS = (64, 511), (256, 2048)
@@ -159,7 +159,7 @@ class Pieces:
             "scheduler decision": lambda _: self.scheduler.decide(self.state),
             "prune": lambda t: prune(t, config),
             "verification mask and positions": self._mask,
-            "acceptance": lambda t: verify_greedy(self.target, t, self.kept, len(self.context)),
+            "acceptance": lambda t: verify(self.target, t, self.kept, self.context.tokens),
             "cache selection, 3 accepted": self._keep,
         }
 

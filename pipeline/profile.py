@@ -33,7 +33,7 @@ from treegraft_core.latency import Grid
 from treegraft_core.models import CachedModel
 from treegraft_core.neural import MidDrafter
 from treegraft_core.prompts import chat_ids
-from treegraft_core.verify import verify_greedy
+from treegraft_core.verify import verify
 
 
 def random_tree(rng: np.random.Generator, nodes: int, vocab: int, depth: int) -> DraftTree:
@@ -94,8 +94,8 @@ def mid_grid(pair: Pair, config: DraftingConfig, conf: DictConfig, contexts: lis
 
     def prepare(context: int) -> Callable[[int], Callable[[], object]]:
         text = rng.integers(pair.target_vocab, size=context + 1).tolist()
-        drafter.reset()
-        drafter.prefill(text[:-1])
+        drafter.model.reset()
+        drafter.model.run(text[:-1], np.arange(context), rows=np.zeros(0, np.int64))
 
         def at(n: int) -> Callable[[], object]:
             tree = random_tree(rng, n - 1, pair.target_vocab, config.depth)
@@ -115,12 +115,13 @@ def verify_grid(pair: Pair, config: DraftingConfig, conf: DictConfig, contexts: 
 
     def prepare(context: int) -> Callable[[int], Callable[[], object]]:
         target.reset()
-        target.run(rng.integers(pair.target_vocab, size=context), np.arange(context))
+        text = rng.integers(pair.target_vocab, size=context + 1)
+        target.run(text[:-1], np.arange(context))
 
         def at(n: int) -> Callable[[], object]:
             tree = random_tree(rng, n - 1, pair.target_vocab, config.depth)
             target.keep(context)
-            return lambda: verify_greedy(target, tree, np.arange(1, n), context + 1)
+            return lambda: verify(target, tree, np.arange(1, n), text)
 
         return at
 

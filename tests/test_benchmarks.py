@@ -132,7 +132,7 @@ def test_overhead_times_every_piece(tiny_pair: Pair) -> None:
 
 def test_stored_target_accepts_three_nodes(tiny_pair: Pair) -> None:
     pieces = overhead.Pieces(tiny_pair, CONFIGS["as defined"], 30, 40)
-    verdict = overhead.verify_greedy(pieces.target, pieces.tree, pieces.kept, 40)
+    verdict = overhead.verify(pieces.target, pieces.tree, pieces.kept, np.zeros(40, np.int64))
     deepest = int(pieces.tree.depth[pieces.kept].max())
     assert len(verdict.path) >= min(3, deepest) > 0
 

@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable, Sequence
 from functools import cache
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -360,14 +361,14 @@ def test_accepted_path_from_the_known_continuation_equals_verification(tiny_pair
     expected = greedy(tiny_pair.target, PROMPTS[1], 60, eos=None)
     text = [*PROMPTS[1], *expected]
     seen: list[tuple[DraftTree, IntArray]] = []
-    original = decoder_module.verify_greedy
+    original = decoder_module.verify
 
-    def spy(target: CachedModel, tree: DraftTree, kept: IntArray, length: int) -> Verdict:
+    def spy(target: CachedModel, tree: DraftTree, kept: IntArray, *rest: Any) -> Verdict:
         seen.append((tree.copy(), kept.copy()))
-        return original(target, tree, kept, length)
+        return original(target, tree, kept, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoder_module, "verify_greedy", spy)
+        patch.setattr(decoder_module, "verify", spy)
         result = decoder.generate(PROMPTS[1], 30, ())
     assert len(seen) == len(result.rounds) > 2
     for (tree, kept), round_ in zip(seen, result.rounds, strict=True):

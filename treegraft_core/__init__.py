@@ -14,12 +14,13 @@ Examples
 
 from treegraft_core.artifact import SchedulerArtifact, load_scheduler
 from treegraft_core.context import Context
-from treegraft_core.decoder import Generation, Round, TreeGraftDecoder, decode_plain
+from treegraft_core.decoder import Caches, Generation, Round, TreeGraftDecoder, decode_plain
 from treegraft_core.drafting import DraftingConfig
 from treegraft_core.errors import InputError
 from treegraft_core.guard import AS_DEFINED, RuntimeConfig
 from treegraft_core.latency import LatencyProfile
 from treegraft_core.pair import Pair, load_pair
+from treegraft_core.sampling import Sampling
 from treegraft_core.schedulers import (
     DistilledScheduler,
     FixedSchedule,
@@ -36,6 +37,7 @@ __all__ = [
     "AS_DEFINED",
     "PAPER_SIGNALS",
     "SIGNALS",
+    "Caches",
     "Context",
     "DistilledScheduler",
     "DraftTree",
@@ -48,6 +50,7 @@ __all__ = [
     "RandomSchedule",
     "Round",
     "RuntimeConfig",
+    "Sampling",
     "Scheduler",
     "SchedulerArtifact",
     "StepState",

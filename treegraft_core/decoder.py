@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from treegraft_core.context import Context
@@ -15,6 +16,7 @@ from treegraft_core.drafting import (
     MidCall,
     begin_mid_step,
     expand,
+    mid_pool,
     prune,
     select_frontier,
     small_step,
@@ -25,10 +27,31 @@ from treegraft_core.latency import LatencyProfile
 from treegraft_core.models import CachedModel, max_context
 from treegraft_core.neural import MidDrafter
 from treegraft_core.pair import Pair
+from treegraft_core.sampling import ARGMAX, GREEDY, Chooser, Sampling
 from treegraft_core.schedulers import Scheduler, StepState
+from treegraft_core.sequence import overwrite, unread, write_on
 from treegraft_core.signals import signals
 from treegraft_core.tree import DraftTree, FloatArray, IntArray
-from treegraft_core.verify import argmaxes, log_p_of, token_log_p, verify_greedy
+from treegraft_core.verify import argmaxes, chosen_log_p, token_log_p, verify
+
+
+@dataclass(frozen=True)
+class Picks:
+    """Where a mid call picked.
+
+    Attributes
+    ----------
+    offsets : tuple of int
+        Depth of each node of F_k, less the greatest depth in N_k; empty if N_k is.
+    pool : int
+        |C_k|.
+    level_pool : int
+        Nodes of C_k at a depth that N_k has: the pool of a method that grows layer by layer.
+    """
+
+    offsets: tuple[int, ...]
+    pool: int
+    level_pool: int
 
 
 @dataclass
@@ -65,6 +88,8 @@ class Round:
         Of ``ms["mid"]``, the time in the mid drafter's passes.
     mode : {"scheduled", "small"}
         Whether the scheduler decided, or the guard allowed small steps only.
+    picks : list of Picks
+        Where each mid call picked; only with ``log_picks``.
     """
 
     schedule: tuple[int, ...]
@@ -82,6 +107,7 @@ class Round:
     ms: dict[str, float] = field(default_factory=dict)
     pass_ms: float = 0.0
     mode: str = "scheduled"
+    picks: list[Picks] = field(default_factory=list)
 
     @property
     def draft_ms(self) -> float:
@@ -168,8 +194,12 @@ class TreeGraftDecoder:
         Keep the token paths sent to verification in the statistics.
     log_signals : bool
         Put the signals into the statistics even if the scheduler does not read them.
+    log_picks : bool
+        Put where mid calls picked into the statistics.
     runtime : RuntimeConfig, optional
         Whether the guard may decode plainly or verify fewer nodes, and how passes run.
+    caches : Caches, optional
+        Shared with other decoders of the same pair, of which one decodes at a time (default: own).
     """
 
     def __init__(
@@ -181,6 +211,8 @@ class TreeGraftDecoder:
         keep_trees: bool = False,
         log_signals: bool = False,
         runtime: RuntimeConfig | None = None,
+        log_picks: bool = False,
+        caches: Caches | None = None,
     ):
         self.pair = pair
         self.scheduler = scheduler
@@ -188,6 +220,7 @@ class TreeGraftDecoder:
         self.profile = profile
         self.keep_trees = keep_trees
         self.log_signals = log_signals
+        self.log_picks = log_picks
         if scheduler.reads_signals and profile is None:
             raise InputError(
                 "profile=None: this scheduler reads T_tgt and T_mid; run stage=profile"
@@ -199,9 +232,11 @@ class TreeGraftDecoder:
         self.runtime = runtime or RuntimeConfig()
         bits = getattr(scheduler, "bits", (1,))
         self.guard = Guard(self.runtime, profile, has_schedule=any(bits))
-        self._target = CachedModel(pair.target, self.runtime.compile)
+        self._caches = caches or Caches(pair, self.runtime.compile)
+        self._target = self._caches.target
+        self._chooser = ARGMAX
         self._mid = MidDrafter(
-            CachedModel(pair.mid, self.runtime.compile),
+            self._caches.mid,
             self.config.width,
             pair.vocabulary,
             pair.target_vocab,
@@ -209,7 +244,6 @@ class TreeGraftDecoder:
         self.max_context = max_context(pair.target)
         self._mid_context = max_context(pair.mid)
         self._deepest = self.config.deepest
-        self._requests = 0
 
     def generate(
         self,
@@ -217,8 +251,9 @@ class TreeGraftDecoder:
         max_new_tokens: int,
         eos_token_ids: Sequence[int] | None = None,
         on_tokens: Callable[[list[int]], None] | None = None,
+        sampling: Sampling = GREEDY,
     ) -> Generation:
-        """Generate greedily: the target's own greedy tokens, exactly.
+        """Generate the target's own output: its greedy tokens exactly, or samples of its law.
 
         Parameters
         ----------
@@ -230,6 +265,9 @@ class TreeGraftDecoder:
             Stop after any of these (default: the target's generation config).
         on_tokens : callable, optional
             Called with each round's new tokens.
+        sampling : Sampling
+            How the target's tokens are chosen (default: greedily). The tokens of one seed are the
+            same under every scheduler, and those of `decode_plain`.
 
         Raises
         ------
@@ -237,7 +275,7 @@ class TreeGraftDecoder:
             If the prompt is empty or as long as the model's context.
         """
         result = Generation()
-        for tokens in self.stream(prompt_ids, max_new_tokens, eos_token_ids, result):
+        for tokens in self.stream(prompt_ids, max_new_tokens, eos_token_ids, result, sampling):
             if on_tokens is not None:
                 on_tokens(tokens)
         return result
@@ -248,6 +286,7 @@ class TreeGraftDecoder:
         max_new_tokens: int,
         eos_token_ids: Sequence[int] | None = None,
         result: Generation | None = None,
+        sampling: Sampling = GREEDY,
     ) -> Iterator[list[int]]:
         """Yield the new tokens of each round as soon as they are committed; see `generate`.
 
@@ -257,8 +296,8 @@ class TreeGraftDecoder:
         prompt = check_prompt(prompt_ids, max_new_tokens, self.max_context, self.pair.target_vocab)
         eos = set(self.pair.eos_token_ids if eos_token_ids is None else eos_token_ids)
         started = self._now()
-        context = self.start(prompt)
-        request = self._requests
+        context = self.start(prompt, sampling)
+        request = self._caches.requests
         result.prefill_ms = 1e3 * (self._now() - started)
         started = self._now()
         self.guard.begin(max_new_tokens)
@@ -278,10 +317,10 @@ class TreeGraftDecoder:
                 yield new
                 return
             yield new
-            if self._requests != request:
+            if self._caches.requests != request:
                 raise RuntimeError(
                     "stream: another request has begun on this decoder; finish one before the "
-                    "next, or use a decoder for each"
+                    "next, or use a decoder with caches of its own for each"
                 )
             mode = self.guard.choose(len(context))
             if mode == "plain":
@@ -296,7 +335,7 @@ class TreeGraftDecoder:
         self.pair.synchronize()
         return time.perf_counter()
 
-    def start(self, prompt: Sequence[int]) -> Context:
+    def start(self, prompt: Sequence[int], sampling: Sampling = GREEDY) -> Context:
         """Read the prompt with both models and commit the target's first token.
 
         Returns
@@ -304,26 +343,22 @@ class TreeGraftDecoder:
         Context
             Prompt and first token, which is the root of the first round.
         """
-        logits = self._read(prompt)
-        return self._context([*prompt, int(logits[-1].argmax())], logits)
+        self._chooser = Chooser(sampling)
+        log_p, last = self._read(prompt)
+        first = _next(self._chooser, prompt, last)
+        return self._context([*prompt, first], log_p, last)
 
-    def resume(self, tokens: Sequence[int]) -> Context:
+    def resume(self, tokens: Sequence[int], sampling: Sampling = GREEDY) -> Context:
         """Read committed tokens, of which the last becomes the root of the next round."""
-        return self._context(tokens, self._read(tokens[:-1]))
+        self._chooser = Chooser(sampling)
+        return self._context(tokens, *self._read(tokens[:-1]))
 
-    def _read(self, tokens: Sequence[int]) -> Tensor:
-        # Begin a request: read tokens with both models; return the target's logits.
-        self._requests += 1
-        self._target.reset()
-        self._mid.reset()
-        logits = self._target.run(tokens, np.arange(len(tokens)))
-        if self._mid_fits(len(tokens) + 1):
-            self._mid.prefill(tokens)
-        return logits
+    def _read(self, tokens: Sequence[int]) -> tuple[list[float], Tensor]:
+        return self._caches.read(tokens, self.config.width, self._mid_fits(len(tokens) + 1))
 
-    def _context(self, tokens: Sequence[int], logits: Tensor) -> Context:
-        values = token_log_p(logits, tokens[1:], self.config.width)
-        return Context(tokens, [0.0, *values], self.config.max_ngram)
+    def _context(self, tokens: Sequence[int], log_p: list[float], last: Tensor) -> Context:
+        log_p = log_p + token_log_p(last, tokens[-1:], self.config.width)
+        return Context(tokens, log_p, self.config.max_ngram)
 
     def _mid_fits(self, context: int) -> bool:
         # A mid drafter with a shorter context than the target's leaves the rest to small steps.
@@ -331,16 +366,15 @@ class TreeGraftDecoder:
 
     def rewind(self, length: int) -> None:
         """Cut both caches back to their first ``length`` committed tokens."""
-        self._target.keep(min(length, self._target.length))
-        self._mid.model.keep(min(length, self._mid.model.length))
+        self._caches.rewind(length)
 
     def plain_step(self, context: Context) -> list[int]:
         """Decode one token with the target alone; ``context`` grows by it."""
         started = time.perf_counter()
         at = len(context)
         logits = self._target.run(context.tokens[-1:], [at - 1])
-        tokens = [argmaxes(logits)(0)]
-        context.extend(tokens, log_p_of(logits, tokens))
+        tokens = [_next(self._chooser, context.tokens, logits)]
+        context.extend(tokens, chosen_log_p(logits, tokens, self._chooser, self.config.width))
         if self.runtime.guard:
             self.guard.plain_step(at, 1e3 * (time.perf_counter() - started))
             self.guard.judge(context.tokens, self._deepest + 1)
@@ -395,16 +429,16 @@ class TreeGraftDecoder:
             action = self.scheduler.decide(state) if may_call else 0
             clock.lap("scheduler")
             if action:
-                frontier, call = self.mid_step(tree, frontier)
+                frontier, call = self.mid_step(tree, frontier, step, round_)
                 round_.calls.append(call)
                 clock.lap("mid")
             else:
-                frontier = small_step(tree, frontier, context, step, config).frontier
+                frontier = self.small_step(tree, frontier, context, step)
                 clock.lap("small")
             round_.schedule += (action,)
         kept = self.guard.budget(tree, prune(tree, config), at)
         clock.lap("prune")
-        verdict = verify_greedy(self._target, tree, kept, at)
+        verdict = verify(self._target, tree, kept, context.tokens, self._chooser, config.width)
         clock.lap("verify")
         self._mid.end_round(tree, verdict.path)
         context.extend(verdict.tokens, verdict.log_p)
@@ -449,14 +483,110 @@ class TreeGraftDecoder:
             clock.lap("signals")
         return state
 
-    def mid_step(self, tree: DraftTree, frontier: IntArray) -> tuple[IntArray, MidCall]:
+    def small_step(
+        self, tree: DraftTree, frontier: IntArray, context: Context, step: int
+    ) -> IntArray:
+        """Run one small step on ``tree``, in place; return N_{k+1}."""
+        if self.config.structure == "sequence":
+            return write_on(tree, frontier, context, step, self.config)
+        return small_step(tree, frontier, context, step, self.config).frontier
+
+    def mid_step(
+        self, tree: DraftTree, frontier: IntArray, step: int, round_: Round | None = None
+    ) -> tuple[IntArray, MidCall]:
         """Run one mid step on ``tree``, in place; return N_{k+1} and the counts of the call."""
         call = MidCall()
+        if self.config.structure == "sequence":
+            self._mid.evaluate(tree, unread(tree, frontier, call))
+            return overwrite(tree, self._mid.rows, call), call
+        pool = mid_pool(tree, frontier, self.config) if self.log_picks else None
         self._mid.evaluate(tree, begin_mid_step(tree, call, self._everything))
         picked, missing = select_frontier(tree, frontier, self._mid.rows, call, self.config)
         if not self._everything:
             self._mid.evaluate(tree, missing)
-        return expand(tree, picked, self._mid.rows, self.config), call
+        if pool is not None and round_ is not None:
+            round_.picks.append(where_picked(tree, frontier, picked, pool))
+        return expand(tree, picked, self._mid.rows, self.config, step), call
+
+
+class Caches:
+    """The caches of both models, which several decoders of one pair may use in turn.
+
+    A prompt that was the last one read is not read again.
+
+    Parameters
+    ----------
+    pair : Pair
+        Target and mid drafter.
+    compile : bool
+        As in `RuntimeConfig`.
+    """
+
+    def __init__(self, pair: Pair, compile: bool = False):
+        self.target = CachedModel(pair.target, compile)
+        self.mid = CachedModel(pair.mid, compile)
+        self.requests = 0
+        self._read: tuple[list[int], int] | None = None
+        self._log_p: list[float] = []
+        self._last = torch.empty(0)
+
+    def read(self, tokens: Sequence[int], width: int, with_mid: bool) -> tuple[list[float], Tensor]:
+        """Begin a request: read its tokens.
+
+        Parameters
+        ----------
+        tokens : sequence of int
+            Prompt, or prompt and committed tokens.
+        width : int
+            W of the table that log-probabilities are read from.
+        with_mid : bool
+            Read them with the mid drafter, too.
+
+        Returns
+        -------
+        log_p : list of float
+            The target's log p of each token, nats; 0 for the first.
+        last : Tensor, shape ``[1, vocabulary]``
+            Its logits after the last token.
+        """
+        self.requests += 1
+        n = len(tokens)
+        if self._read != (list(tokens), width) or self.target.length < n:
+            self._read = None
+            self.target.reset()
+            self.mid.reset()
+            logits = self.target.run(tokens, np.arange(n))
+            self._log_p = [0.0, *token_log_p(logits[:-1], tokens[1:], width)]
+            self._last = logits[-1:].clone()
+            self._read = (list(tokens), width)
+        self.target.keep(n)
+        self.mid.keep(min(n, self.mid.length))
+        if with_mid and self.mid.length < n:
+            start = self.mid.length
+            positions = np.arange(start, n)
+            self.mid.run(tokens[start:], positions, rows=np.zeros(0, np.int64))
+        return list(self._log_p), self._last
+
+    def rewind(self, length: int) -> None:
+        """Cut both caches back to their first ``length`` tokens."""
+        if self._read is not None and length < len(self._read[0]):
+            self._read = None
+        for model in (self.target, self.mid):
+            model.keep(min(length, model.length))
+
+
+def where_picked(tree: DraftTree, frontier: IntArray, picked: IntArray, pool: IntArray) -> Picks:
+    """Return where F_k lies by depth, and the sizes of the pools."""
+    depths = tree.depth[frontier]
+    level = int(np.isin(tree.depth[pool], depths).sum())
+    offsets = (tree.depth[picked] - depths.max()).tolist() if len(frontier) else []
+    return Picks(tuple(offsets), len(pool), level)
+
+
+def _next(chooser: Chooser, tokens: Sequence[int] | IntArray, logits: Tensor) -> int:
+    if chooser.sampling.untouched:
+        return argmaxes(logits)(-1)
+    return chooser.choose(tokens, logits[-1])
 
 
 def check_prompt(
@@ -498,9 +628,16 @@ def decode_plain(
     prompt_ids: Sequence[int],
     max_new_tokens: int,
     eos_token_ids: Sequence[int] | None = None,
+    sampling: Sampling = GREEDY,
+    model: CachedModel | None = None,
 ) -> Generation:
-    """Decode with the target alone, one token a pass; the baseline of every speed-up."""
-    model = CachedModel(pair.target)
+    """Decode with the target alone, one token a pass; the baseline of every speed-up.
+
+    ``model`` is the target with a cache to use, for example a compiled one (default: a new one).
+    """
+    model = model or CachedModel(pair.target)
+    model.reset()
+    chooser = Chooser(sampling)
     limit = max_context(pair.target)
     prompt = check_prompt(prompt_ids, max_new_tokens, limit, pair.target_vocab)
     eos = set(pair.eos_token_ids if eos_token_ids is None else eos_token_ids)
@@ -508,7 +645,7 @@ def decode_plain(
     pair.synchronize()
     started = time.perf_counter()
     logits = model.run(prompt, np.arange(len(prompt)), rows=np.array([len(prompt) - 1]))
-    token = int(logits[-1].argmax())
+    token = _next(chooser, prompt, logits)
     pair.synchronize()
     result.prefill_ms = 1e3 * (time.perf_counter() - started)
     started = time.perf_counter()
@@ -520,8 +657,8 @@ def decode_plain(
             stop = "context"
         if stop is not None:
             break
-        at = len(prompt) + len(result.tokens) - 1
-        token = int(model.run([token], [at])[-1].argmax())
+        logits = model.run([token], [len(prompt) + len(result.tokens) - 1])
+        token = _next(chooser, [*prompt, *result.tokens], logits)
     pair.synchronize()
     result.decode_ms = 1e3 * (time.perf_counter() - started)
     result.stopped = stop

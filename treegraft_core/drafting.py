@@ -36,6 +36,14 @@ class DraftingConfig:
         Which unseen nodes a mid call evaluates: parents to refresh, then the frontier (two small
         passes), or every unseen node in one pass. Both give the same tree. ``auto`` takes the one
         that the latency profile says is cheaper.
+    structure : {"tree", "sequence"}
+        What both drafters work on: one tree, or one sequence that the mid drafter verifies and
+        overwrites (ablation CSD, :mod:`treegraft_core.sequence`).
+    expansion : tuple of int, "auto" or None
+        A tree of fixed shape, as in SpecInfer (arXiv 2305.09781): step k expands every node of N_k
+        by its ``expansion[k - 1]`` likeliest tokens, and all nodes are verified. ``auto`` raises
+        the numbers by turns, first step first, while the tree fits in B_ver. Needs
+        ``pool="frontier"``. None: the best W nodes by W tokens.
     """
 
     depth: int = 5
@@ -45,6 +53,8 @@ class DraftingConfig:
     pool: Literal["tree", "frontier"] = "tree"
     graft: Literal["add", "replace"] = "add"
     evaluation: Literal["needed", "all", "auto"] = "auto"
+    structure: Literal["tree", "sequence"] = "tree"
+    expansion: tuple[int, ...] | Literal["auto"] | None = None
 
     def __post_init__(self) -> None:
         for name in ("depth", "width", "verify_nodes", "max_ngram"):
@@ -55,23 +65,57 @@ class DraftingConfig:
             "pool": ("tree", "frontier"),
             "graft": ("add", "replace"),
             "evaluation": ("needed", "all", "auto"),
+            "structure": ("tree", "sequence"),
         }
         for name, values in allowed.items():
             if getattr(self, name) not in values:
                 raise InputError(
                     f"drafting.{name}={getattr(self, name)}: choose one of {', '.join(values)}"
                 )
+        if self.expansion is not None:
+            object.__setattr__(self, "expansion", self._fixed_shape())
+
+    def _fixed_shape(self) -> tuple[int, ...]:
+        if self.pool != "frontier" or self.structure != "tree":
+            raise InputError(
+                f"drafting.expansion={self.expansion}: needs drafting.pool=frontier and "
+                "drafting.structure=tree"
+            )
+        if self.expansion == "auto":
+            if self.depth > self.verify_nodes:
+                raise InputError(
+                    f"drafting.expansion=auto: a chain of drafting.depth={self.depth} nodes is "
+                    f"more than drafting.verify_nodes={self.verify_nodes}; lower the depth"
+                )
+            return _widest_shape(self.depth, self.width, self.verify_nodes)
+        shape = tuple(self.expansion or ())
+        if len(shape) != self.depth or any(
+            isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.width for k in shape
+        ):
+            raise InputError(
+                f"drafting.expansion={list(shape)}: give auto, or drafting.depth={self.depth} "
+                f"whole numbers from 1 to drafting.width={self.width}"
+            )
+        if nodes_of_shape(shape) > self.verify_nodes:
+            raise InputError(
+                f"drafting.expansion={list(shape)}: has {nodes_of_shape(shape)} nodes, more than "
+                f"drafting.verify_nodes={self.verify_nodes}; give a smaller one or auto"
+            )
+        return shape
 
     @property
     def deepest(self) -> int:
         """Greatest depth that a draft path can have.
 
         A small step hangs a chain under a frontier node and its first token is the new frontier; a
-        mid step may expand the end of a chain, and go on from there.
+        mid step may expand the end of a chain, and go on from there. In one sequence each step goes
+        on from its end.
         """
+        if self.structure == "sequence":
+            return sum(self.chain_length(step) for step in range(1, self.depth + 1))
         reached = {(0, 0)}  # depth of the deepest frontier node and of the deepest node
         for step in range(1, self.depth + 1):
-            chain = max(1, self.max_ngram - (step - 1))
+            chain = self.chain_length(step)
             small = {(front + 1, max(most, front + chain)) for front, most in reached}
             if self.pool == "tree":
                 mid = {(most + 1, most + 1) for _, most in reached}
@@ -79,6 +123,27 @@ class DraftingConfig:
                 mid = {(front + 1, max(most, front + 1)) for front, most in reached}
             reached = small | mid
         return max(most for _, most in reached)
+
+    def chain_length(self, step: int) -> int:
+        """Most tokens of a chain that a small step proposes."""
+        return max(1, self.max_ngram - (step - 1))
+
+
+def nodes_of_shape(shape: Sequence[int]) -> int:
+    """Return the non-root nodes of a tree whose step k expands all of its last layer by k_k."""
+    return int(np.cumprod(shape, dtype=np.float64).sum())
+
+
+def _widest_shape(depth: int, width: int, most: int) -> tuple[int, ...]:
+    shape = [1] * depth
+    raised = True
+    while raised:
+        raised = False
+        for k in range(depth):
+            wider = [*shape[:k], shape[k] + 1, *shape[k + 1 :]]
+            if wider[k] <= width and nodes_of_shape(wider) <= most:
+                shape, raised = wider, True
+    return tuple(shape)
 
 
 class MidScores(Protocol):
@@ -202,7 +267,7 @@ def select_frontier(
     call: MidCall,
     config: DraftingConfig,
 ) -> tuple[IntArray, IntArray]:
-    """Refresh all scores, then pick F_k: the best W of C_k.
+    """Refresh all scores, then pick F_k: the best W of C_k, all of it for a fixed shape.
 
     Returns
     -------
@@ -212,8 +277,9 @@ def select_frontier(
         Those of F_k that the mid drafter has yet to evaluate when it evaluates only needed nodes.
     """
     refresh(tree, scores)
+    most = config.width if config.expansion is None else config.verify_nodes
     picked, missing, call.pool_nodes, call.earlier_picks = kernels.pick(
-        tree.node, tree.size, tree.max_depth, frontier, config.pool == "tree", config.width
+        tree.node, tree.size, tree.max_depth, frontier, config.pool == "tree", most
     )
     call.expand_nodes = len(missing)
     return picked, missing
@@ -233,18 +299,27 @@ def refresh(tree: DraftTree, scores: MidScores) -> None:
 
 
 def expand(
-    tree: DraftTree, picked: IntArray, scores: MidScores, config: DraftingConfig
+    tree: DraftTree, picked: IntArray, scores: MidScores, config: DraftingConfig, step: int = 1
 ) -> IntArray:
     """Graft the mid drafter's top W tokens under each node of F_k and return N_{k+1}, in place.
 
     A token that is already a child keeps its subtree and takes the new score; with
-    ``graft="replace"`` the old subtree goes first.
+    ``graft="replace"`` the old subtree goes first. A fixed shape takes its own number of tokens,
+    and all of them are N_{k+1}.
     """
     if not len(picked):
         return np.zeros(0, np.int64)
     tokens, log_p = scores.top(tree, picked)
+    most = config.width
+    if config.expansion is not None:
+        each = int(config.expansion[step - 1])
+        tokens, log_p = (
+            np.ascontiguousarray(tokens[:, :each]),
+            np.ascontiguousarray(log_p[:, :each]),
+        )
+        most = tokens.size
     tree.node, tree.size, removed, frontier = kernels.graft(
-        tree.node, tree.size, picked, tokens, log_p, config.graft == "replace", config.width
+        tree.node, tree.size, picked, tokens, log_p, config.graft == "replace", most
     )
     tree.removed += removed
     return frontier

@@ -252,12 +252,17 @@ def enumerate_states(
     Raises
     ------
     InputError
-        If one state alone exceeds the budget or the memory.
+        If one state alone exceeds the budget or the memory, or no trees are grown by schedules.
     ValueError
         If there are no roots.
     """
     if not len(roots):
         raise ValueError("roots: give the position of at least one state's root")
+    if config.structure != "tree" or config.expansion is not None:
+        raise InputError(
+            f"drafting.structure={config.structure}, drafting.expansion={config.expansion}: "
+            "schedules are enumerated for structure=tree and expansion=null only"
+        )
     rows = ScoreRows(config.width, vocabulary, target_vocab)
     text = model.length
     places = np.asarray(roots, np.int64)

@@ -206,19 +206,6 @@ class MidDrafter:
         self._context: Context | None = None
         self._called = False
 
-    def reset(self) -> None:
-        """Forget the request."""
-        self.model.reset()
-        self.rows.clear()
-
-    def prefill(self, tokens: Sequence[int] | IntArray) -> None:
-        """Read committed tokens ahead of the first round, outside any round's time."""
-        start = self.model.length
-        if len(tokens) > start:
-            self.model.run(
-                tokens[start:], np.arange(start, len(tokens)), rows=np.zeros(0, np.int64)
-            )
-
     def begin_round(self, context: Context) -> None:
         """Start a round whose root is the last token of ``context``."""
         self._context = context

@@ -12,6 +12,7 @@ from torch import Tensor
 from treegraft_core import kernels
 from treegraft_core.context import table_log_p
 from treegraft_core.models import CachedModel, Visibility
+from treegraft_core.sampling import ARGMAX, Chooser
 from treegraft_core.tree import DraftTree, IntArray
 
 
@@ -67,8 +68,18 @@ def log_p_of(logits: Tensor, tokens: Sequence[int]) -> list[float]:
     return (logits.gather(1, index)[:, 0] - logits.logsumexp(-1)).tolist()
 
 
-def verify_greedy(target: CachedModel, tree: DraftTree, kept: IntArray, length: int) -> Verdict:
-    """Verify root + kept nodes greedily and keep the accepted path in the target's cache.
+def verify(
+    target: CachedModel,
+    tree: DraftTree,
+    kept: IntArray,
+    context: IntArray,
+    chooser: Chooser = ARGMAX,
+    width: int = 10,
+) -> Verdict:
+    """Verify root + kept nodes in one pass and keep the accepted path in the target's cache.
+
+    From the root on, the target's token is chosen at each node; where a kept child carries it, the
+    walk goes on there, else it is the bonus token. So the output is the target's own.
 
     Parameters
     ----------
@@ -76,8 +87,12 @@ def verify_greedy(target: CachedModel, tree: DraftTree, kept: IntArray, length: 
         Its cache holds the committed tokens but the root: ``length - 1`` of them.
     tree, kept
         The finished tree and the nodes that pruning kept, in its order.
-    length : int
+    context : int64 array
         Committed tokens, the root included.
+    chooser : Chooser
+        Chooses the target's tokens (default: greedily).
+    width : int
+        W, tokens of the table that log-probabilities are read from.
 
     Returns
     -------
@@ -86,15 +101,19 @@ def verify_greedy(target: CachedModel, tree: DraftTree, kept: IntArray, length: 
     """
     start = target.length
     order, visible = verification_pass(tree, kept, start)
-    logits = target.run(tree.token[order], length - 1 + tree.depth[order], visible)
+    logits = target.run(tree.token[order], len(context) - 1 + tree.depth[order], visible)
     kept = np.asarray(kept, np.int64)
     place = np.full(tree.size, -1, np.int64)
     place[order] = np.arange(len(order))
     path: list[int] = []
     rows, tokens = [0], []
-    best = argmaxes(logits)
+    best = argmaxes(logits) if chooser.sampling.untouched else None
     while True:
-        tokens.append(best(rows[-1]))
+        if best is not None:
+            tokens.append(best(rows[-1]))
+        else:
+            before = np.concatenate([context, np.array(tokens, np.int64)])
+            tokens.append(chooser.choose(before, logits[rows[-1]]))
         node = tree.child(path[-1] if path else 0, tokens[-1])
         if node < 0 or place[node] < 0:
             break
@@ -102,9 +121,19 @@ def verify_greedy(target: CachedModel, tree: DraftTree, kept: IntArray, length: 
         rows.append(int(place[node]))
     rank = np.empty(tree.size, np.int64)
     rank[kept] = np.arange(len(kept))
-    log_p = log_p_of(logits[torch.tensor(rows, device=logits.device)], tokens)
+    visited = logits[torch.tensor(rows, device=logits.device)]
+    log_p = chosen_log_p(visited, tokens, chooser, width)
     target.keep(start + 1, [start + row for row in rows[1:]])
     return Verdict(path, tokens, log_p, rank[path].tolist())
+
+
+def chosen_log_p(
+    logits: Tensor, tokens: Sequence[int], chooser: Chooser, width: int
+) -> list[float]:
+    """Return the table's log p of ``tokens[i]``, chosen from row i of ``logits``, nats."""
+    if chooser.sampling.untouched:
+        return log_p_of(logits, tokens)
+    return token_log_p(logits, tokens, width)
 
 
 def verification_pass(tree: DraftTree, kept: IntArray, start: int) -> tuple[IntArray, Visibility]:
