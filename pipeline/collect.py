@@ -21,8 +21,8 @@ from tqdm import tqdm
 from pipeline.engine import drafting_config, drafting_rules, open_pair, open_profile
 from pipeline.report import Stage, stage_run
 from pipeline.schema import COLUMNS, RULES_KEY, SCHEMA
-from pipeline.tasks import load_prompts
-from pipeline.texts import Text, greedy_texts
+from pipeline.tasks import load_prompts, prompt_source
+from pipeline.texts import Text, greedy_texts, left_out
 from treegraft_core import (
     AS_DEFINED,
     SIGNALS,
@@ -290,9 +290,7 @@ def run(conf: DictConfig) -> None:
     with stage_run(
         conf, "collect", Path(conf.paths.data) / "trajectories" / "meta" / conf.pair.name
     ) as stage:
-        stage.read(
-            conf.task.path or conf.task.collect or conf.task.hub.id, f"{len(prompts)} prompts"
-        )
+        stage.read(prompt_source(conf, "collect"), f"{len(prompts)} prompts")
         stage.read(Path(conf.paths.profile) / "profile.json")
         pair = open_pair(conf)
         texts, cut = greedy_texts(
@@ -322,6 +320,7 @@ def run(conf: DictConfig) -> None:
         stage.metrics |= {
             "states": int(sum(s["states"] for s in summary.values())),
             "rows": int(sum(s["rows"] for s in summary.values())),
+            "prompts_left_out": len(left_out(prompts, texts)),
             "texts_cut_at_a_tie": cut,
             "columns": len(COLUMNS),
             "drafting": drafting_rules(config),

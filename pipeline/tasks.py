@@ -1,10 +1,11 @@
-"""Prompts of a task: the shipped files, any local file, or a set on the hub."""
+"""Prompts of a task: the shipped files, any local file, a set on the hub, or several sets."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
@@ -21,11 +22,25 @@ class TaskPrompt:
     prompt: Prompt
 
 
+@dataclass(frozen=True)
+class Source:
+    """Where the prompts of one task come from: a local file, or a set on the hub.
+
+    With ``kinds`` every category in the file is a task of its own.
+    """
+
+    name: str
+    path: str | None
+    hub: DictConfig | None
+    kinds: bool = False
+
+
 def load_prompts(conf: DictConfig, split: str, per_task: int) -> list[TaskPrompt]:
     """Return up to ``per_task`` prompts of each task.
 
     ``task.path`` reads one local file, under the name of the task; the shipped task reads the
-    split's own file, with one task for each kind of prompt; the public sets come from the hub.
+    split's own file, with one task for each kind of prompt; the public sets come from the hub, or
+    several from a folder. To collect, the held-out tasks are left out.
 
     Parameters
     ----------
@@ -35,17 +50,82 @@ def load_prompts(conf: DictConfig, split: str, per_task: int) -> list[TaskPrompt
         Which file of the shipped task.
     per_task : int
         Most prompts of each task; 0 takes all.
+
+    Raises
+    ------
+    InputError
+        If a source is missing or damaged, or only held-out tasks are to be collected.
     """
     if per_task < 0:
         raise InputError(f"prompts_per_task={per_task}: must be 0 (all) or more")
+    held_out = held_out_tasks(conf) if split == "collect" else []
+    prompts = [p for source in task_sources(conf, split) for p in read_source(source)]
+    prompts = [p for p in prompts if not {p.task, p.prompt.category} & set(held_out)]
+    if not prompts:
+        raise InputError(
+            f"held_out_tasks={held_out}: leaves no prompt of task={conf.task.name} to collect; "
+            "give another task, or take it out of held_out_tasks to fit on it"
+        )
+    return first_of_each(prompts, per_task) if per_task else prompts
+
+
+def held_out_tasks(conf: DictConfig) -> list[str]:
+    """Return the tasks that nothing is fitted on."""
+    return [str(name) for name in conf.held_out_tasks]
+
+
+def prompt_source(conf: DictConfig, split: str) -> str:
+    """Return where `load_prompts` reads, in words."""
+    return ", ".join(str(s.path or (s.hub and s.hub.id)) for s in task_sources(conf, split))
+
+
+def task_sources(conf: DictConfig, split: str) -> list[Source]:
+    """Return the sources of the configured task; to collect, without the held-out ones.
+
+    Raises
+    ------
+    InputError
+        If a set in ``task.sets`` is unknown, or ``task.folder`` lacks its file.
+    """
     task = conf.task
-    if task.path is not None:
-        pairs = [TaskPrompt(task.name, p) for p in read_prompts(task.path)]
-    elif task.hub is not None:
-        pairs = [TaskPrompt(task.name, p) for p in read_hub(task.name, task.hub)]
+    if task.get("sets") is not None:
+        sources = each_set(task)
+    elif task.path is None and task.hub is None:
+        sources = [Source(task.name, task[split], None, kinds=True)]
     else:
-        pairs = [TaskPrompt(p.category or task.name, p) for p in read_prompts(task[split])]
-    return first_of_each(pairs, per_task) if per_task else pairs
+        sources = [Source(task.name, task.path, task.hub)]
+    if split == "collect":
+        held_out = held_out_tasks(conf)
+        sources = [s for s in sources if not {s.name, Path(s.path or "").stem} & set(held_out)]
+    for s in sources:
+        if task.get("folder") is not None and not Path(str(s.path)).is_file():
+            there = Path(task.folder).is_dir()
+            raise InputError(
+                f"task.folder={task.folder}: {f'no {s.name}.jsonl in it' if there else 'not there'}"
+                "; give the folder that holds NAME.jsonl of every set in task.sets, or "
+                "task.folder=null to read them from the hub"
+            )
+    return sources
+
+
+def each_set(task: DictConfig) -> list[Source]:
+    """Return a source for every name in ``task.sets``."""
+    names = [str(name) for name in task.sets]
+    if not names or len(set(names)) < len(names) or not set(names) <= set(task.each):
+        raise InputError(f"task.sets={names}: choose from {', '.join(task.each)}, each once")
+    if task.folder is not None:
+        return [Source(name, str(Path(task.folder) / f"{name}.jsonl"), None) for name in names]
+    return [Source(name, task.each[name].path, task.each[name].hub) for name in names]
+
+
+def read_source(source: Source) -> list[TaskPrompt]:
+    """Return all prompts of a source."""
+    if source.hub is not None and source.path is None:
+        return [TaskPrompt(source.name, p) for p in read_hub(source.name, source.hub)]
+    prompts = read_prompts(str(source.path))
+    if source.kinds:
+        return [TaskPrompt(p.category or source.name, p) for p in prompts]
+    return [TaskPrompt(source.name, p) for p in prompts]
 
 
 def first_of_each(prompts: Sequence[TaskPrompt], count: int) -> list[TaskPrompt]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,17 +67,6 @@ def reach(config: DraftingConfig) -> int:
     return config.deepest + 1
 
 
-def prompt_ids(pair: Pair, messages: Sequence[dict[str, str]], where: str, limit: int) -> list[int]:
-    """Return a prompt's token ids, or say that it does not fit the context."""
-    ids = chat_ids(pair.tokenizer, messages)
-    if len(ids) >= limit:
-        raise InputError(
-            f"{where}: {len(ids)} tokens do not fit the model's context with room for an answer "
-            f"(at most {limit - 1}); shorten the prompt or lower max_new_tokens"
-        )
-    return ids
-
-
 @torch.inference_mode()
 def _continue(pair: Pair, prompts: Sequence[Sequence[int]], n_new: int) -> list[list[int]]:
     width = max(len(p) for p in prompts)
@@ -110,7 +100,9 @@ def greedy_texts(
     """Decode all turns greedily in batches and read their log-probabilities.
 
     The continuation comes from batched decoding and is then read once more in one pass a text.
-    Where the two differ (a tie within rounding) the text is cut before the difference.
+    Where the two differ (a tie within rounding) the text is cut before the difference. A turn that
+    does not fit the context with room for an answer is left out, with those that follow it
+    (`left_out`); a note names it.
 
     Returns
     -------
@@ -118,26 +110,56 @@ def greedy_texts(
         In the order of the prompts; a two-turn prompt gives two.
     cut : int
         Texts cut at a tie.
+
+    Raises
+    ------
+    InputError
+        If no prompt of a task fits.
     """
     if max_new_tokens < 2:
         raise InputError(f"max_new_tokens={max_new_tokens}: must be at least 2")
-    extra = reach(config)
-    limit = pair.max_context
     key = _digest(pair, prompts, max_new_tokens, config)
     file = cache / f"texts-{key}.safetensors" if cache else None
     if file is not None and file.is_file():
-        return _load(file)
+        texts, cut = _load(file)
+    else:
+        texts, cut = _decode(pair, prompts, max_new_tokens, batch, config)
+        if file is not None:
+            _save(file, texts, cut)
+    room = pair.max_context - max_new_tokens - reach(config) - 1
+    for p, turn in left_out(prompts, texts).items():
+        print(
+            f"note: {_where(p, turn)}: left out; it is longer than the {room} tokens that the "
+            f"context of {pair.max_context} leaves beside an answer"
+        )
+    return texts, cut
+
+
+def left_out(prompts: Sequence[TaskPrompt], texts: Sequence[Text]) -> dict[TaskPrompt, int]:
+    """Return the prompts that are not wholly among ``texts``, each with its first missing turn."""
+    turns = Counter((t.task, t.prompt_id) for t in texts)
+    known = {p: turns[p.task, p.prompt.question_id] for p in prompts}
+    return {p: n for p, n in known.items() if n < len(p.prompt.turns)}
+
+
+def _where(p: TaskPrompt, turn: int) -> str:
+    return f"task={p.task}, question_id={p.prompt.question_id}, turn {turn + 1}"
+
+
+def _decode(
+    pair: Pair,
+    prompts: Sequence[TaskPrompt],
+    max_new_tokens: int,
+    batch: int,
+    config: DraftingConfig,
+) -> tuple[list[Text], int]:
+    extra = reach(config)
+    room = pair.max_context - max_new_tokens - extra - 1
     chats: dict[int, list[dict[str, str]]] = {i: [] for i in range(len(prompts))}
     found: list[tuple[int, int, Text]] = []
     cut = 0
     for turn in range(max(len(p.prompt.turns) for p in prompts)):
-        jobs = []
-        for i, p in enumerate(prompts):
-            if turn < len(p.prompt.turns):
-                chats[i].append({"role": "user", "content": p.prompt.turns[turn]})
-                where = f"task={p.task}, question_id={p.prompt.question_id}, turn {turn + 1}"
-                jobs.append((i, prompt_ids(pair, chats[i], where, limit - max_new_tokens - extra)))
-        jobs.sort(key=lambda job: len(job[1]))
+        jobs = _jobs(pair, prompts, chats, turn, room)
         chunks = [jobs[i : i + batch] for i in range(0, len(jobs), batch)]
         for chunk in tqdm(chunks, desc=f"decode turn {turn + 1}", unit="batch"):
             answers = _continue(pair, [ids for _, ids in chunk], max_new_tokens + extra)
@@ -165,10 +187,33 @@ def greedy_texts(
                         ),
                     )
                 )
-    texts = [text for _, _, text in sorted(found, key=lambda item: item[:2])]
-    if file is not None:
-        _save(file, texts, cut)
-    return texts, cut
+    return [text for _, _, text in sorted(found, key=lambda item: item[:2])], cut
+
+
+def _jobs(
+    pair: Pair,
+    prompts: Sequence[TaskPrompt],
+    chats: dict[int, list[dict[str, str]]],
+    turn: int,
+    room: int,
+) -> list[tuple[int, list[int]]]:
+    """Ask the turn in every chat; return index and ids of those that fit, drop the other chats."""
+    asked = []
+    for i, p in enumerate(prompts):
+        if turn < len(p.prompt.turns) and i in chats:
+            chats[i].append({"role": "user", "content": p.prompt.turns[turn]})
+            asked.append((i, chat_ids(pair.tokenizer, chats[i])))
+    fit = {prompts[i].task for i, ids in asked if len(ids) <= room}
+    for i, ids in asked:
+        if turn == 0 and prompts[i].task not in fit:
+            raise InputError(
+                f"{_where(prompts[i], 0)}: {len(ids)} tokens do not fit the model's context with "
+                f"room for an answer (at most {room}), nor does another prompt of the task; give "
+                "shorter ones, or lower max_new_tokens"
+            )
+        if len(ids) > room:
+            del chats[i]
+    return sorted(((i, ids) for i, ids in asked if i in chats), key=lambda job: len(job[1]))
 
 
 def _answer_length(answer: Sequence[int], eos: Sequence[int], limit: int) -> int:
@@ -197,7 +242,6 @@ def _digest(
     pair: Pair, prompts: Sequence[TaskPrompt], max_new_tokens: int, config: DraftingConfig
 ) -> str:
     value = [
-        pair.name,
         str(pair.target.dtype),
         fingerprint(pair.target),
         pair.tokenizer.chat_template,
