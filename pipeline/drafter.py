@@ -28,6 +28,8 @@ from tqdm import tqdm
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
 from pipeline.report import stage_run
+from pipeline.tasks import held_out_tasks
+from pipeline.texts import fingerprint
 from treegraft_core.errors import InputError
 from treegraft_core.files import atomic_path, write_text
 from treegraft_core.models import cache_argument
@@ -478,8 +480,14 @@ def fit(
     return history
 
 
-def work_key(conf: DictConfig, prompts: Sequence[Sequence[str]]) -> str:
-    """Digest of what decides the generated data, so that a changed recipe starts afresh."""
+def generations_key(
+    conf: DictConfig,
+    prompts: Sequence[Sequence[str]],
+    path: str,
+    target: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+) -> str:
+    """Digest of what decides the generated data: students that agree in it share the data."""
     names = (
         "temperatures",
         "max_new_tokens",
@@ -490,8 +498,9 @@ def work_key(conf: DictConfig, prompts: Sequence[Sequence[str]]) -> str:
         "held_out_prompts",
         "seed",
     )
-    value = [{n: OmegaConf.to_container(conf)[n] for n in names}, [list(p) for p in prompts]]  # type: ignore[index,call-overload]
-    return digest(value)
+    recipe = {n: OmegaConf.to_container(conf)[n] for n in names}  # type: ignore[index,call-overload]
+    source = [path, fingerprint(target), tokenizer.chat_template]
+    return digest([recipe, [list(p) for p in prompts], source])
 
 
 def digest(value: Any) -> str:
@@ -508,6 +517,25 @@ def check_drafter(conf: DictConfig) -> None:
         raise InputError(
             f"drafter.temperatures={list(conf.temperatures)}: give one or more, each 0 or higher"
         )
+
+
+def read_train_prompts(conf: DictConfig) -> list[tuple[str, ...]]:
+    """Return the turns of the drafter's prompts.
+
+    Raises
+    ------
+    InputError
+        If the file cannot be read, or it or a category in it is a held-out task's.
+    """
+    path = Path(conf.drafter.prompts)
+    prompts = read_prompts(path)
+    held_out = {path.stem, *(p.category for p in prompts)} & set(held_out_tasks(conf))
+    if held_out:
+        raise InputError(
+            f"drafter.prompts={path}: prompts of {min(held_out)}, which nothing is fitted on; give "
+            "other prompts, or take it out of held_out_tasks"
+        )
+    return [p.turns for p in prompts]
 
 
 def write_log(path: Path, history: Sequence[dict[str, float]]) -> None:
@@ -546,7 +574,7 @@ def run(conf: DictConfig) -> None:
     """Distil a student of the configured target and write it with its recipe, log and card."""
     recipe = conf.drafter
     check_drafter(recipe)
-    prompts = [p.turns for p in read_prompts(recipe.prompts)]
+    prompts = read_train_prompts(conf)
     folder, work = Path(recipe.folder), Path(recipe.work)
     with stage_run(conf, "drafter", work) as stage:
         stage.read(recipe.prompts, f"{len(prompts)} prompts")
@@ -561,7 +589,8 @@ def run(conf: DictConfig) -> None:
         student_config(target, list(recipe.layers))
         vocab = int(target.get_output_embeddings().weight.shape[0])
         eos = set(eos_tokens(target, tokenizer))
-        data = work / f"generations-{work_key(recipe, prompts)}"
+        key = generations_key(recipe, prompts, str(conf.pair.target.path), target, tokenizer)
+        data = Path(conf.paths.cache) / "drafter" / f"generations-{key}"
         held, train = generate(target, tokenizer, prompts, eos, data, recipe)
         tokens = choose_vocabulary(train, int(recipe.vocabulary), vocab, eos)
         floor = math.log(max(outside_mass(held, tokens, vocab), 1e-6))
@@ -572,7 +601,7 @@ def run(conf: DictConfig) -> None:
             student,
             Distillation(train, tokens, vocab, length),
             Distillation(held, tokens, vocab, length),
-            work / f"training-{digest(OmegaConf.to_container(recipe, resolve=True))}",
+            work / f"training-{digest([OmegaConf.to_container(recipe, resolve=True), key])}",
             recipe,
             stage.log,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -173,3 +174,60 @@ def test_damaged_student_folders(made: Path, home: Path, tmp_path: Path) -> None
     other = tiny_llama(0, layers=4, vocab=16, dtype=torch.float32)
     with pytest.raises(InputError, match="made for a target"):
         load_student(source, other)
+
+
+def generations(data: Path) -> list[Path]:
+    """Return the folders of generated data below ``data``."""
+    return sorted(p for p in data.rglob("generations-*") if p.is_dir())
+
+
+def test_students_of_one_target_share_its_generations(
+    home: Path, made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = Path(shutil.copytree(made, tmp_path / "data"))
+    before = generations(data)
+    assert [p.parent for p in before] == [data / "cache" / "drafter"]
+    with monkeypatch.context() as patch:
+        patch.setattr(drafter, "generate_batch", None)  # nothing is generated again
+        drafter.run(conf(home, data, "drafter.name=wide", "drafter.layers=[0,1,3]"))
+    assert generations(data) == before
+    assert len(list((data / "cache" / "drafter" / "wide").glob("training-*"))) == 1
+    assert any(".2." in name for name in weights(data / "drafters" / "wide"))
+
+
+def test_another_target_shares_nothing(home: Path, made: Path, tmp_path: Path) -> None:
+    """Not even under the same path and name: neither generations nor a training's state."""
+    data, models = Path(shutil.copytree(made, tmp_path / "data")), tmp_path / "models"
+    shutil.copytree(home / "target", models / "target")
+    (models / "train.jsonl").write_bytes((home / "train.jsonl").read_bytes())
+    drafter.run(conf(models, data))
+    tiny_llama(7, layers=4, dtype=torch.float32).save_pretrained(models / "target")
+    drafter.run(conf(models, data))
+    assert len(generations(data)) == 3
+    work = data / "cache" / "drafter" / "tiny"
+    assert len(list(work.glob("training-*"))) == 3
+
+
+def test_students_are_not_made_from_held_out_prompts(home: Path, tmp_path: Path) -> None:
+    lines = (home / "train.jsonl").read_text()
+    named, mixed = tmp_path / "mt_bench.jsonl", tmp_path / "mixed.jsonl"
+    named.write_text(lines)
+    mixed.write_text(lines.replace("words", "mt_bench", 1))
+    for path in (named, mixed):
+        with pytest.raises(InputError, match=r"drafter\.prompts=.*: prompts of mt_bench"):
+            drafter.run(conf(home, tmp_path / "data", f"drafter.prompts={path}"))
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize(("name", "layers", "steps"), [("2l", 2, 600), ("8l", 8, 500)])
+def test_recipes_of_other_depths_change_only_what_they_name(
+    name: str, layers: int, steps: int
+) -> None:
+    with initialize_config_dir(str(CONF), version_base="1.3"):
+        default = compose("config", ["stage=drafter"]).drafter
+        recipe = compose("config", ["stage=drafter", f"drafter={name}"]).drafter
+        pair = compose("config", ["stage=drafter", f"pair=smollm2-135m-{name}"]).pair
+    assert (len(recipe.layers), recipe.steps) == (layers, steps)
+    assert recipe.folder == pair.mid.path == f"data/drafters/{pair.name}"
+    differs = {key for key in default if recipe[key] != default[key]}
+    assert differs <= {"name", "folder", "work", "layers", "steps"}
