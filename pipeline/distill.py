@@ -14,7 +14,7 @@ from omegaconf import DictConfig
 from sklearn.metrics import r2_score
 from torch import nn
 
-from pipeline.features import input_names, prompt_keys, validation_rows
+from pipeline.features import check_fitted, input_names, prompt_keys, validation_rows
 from pipeline.inputs import damaged, read_json, read_tensors
 from pipeline.label import load_labels
 from pipeline.report import stage_run
@@ -39,6 +39,8 @@ class Classifier:
         D.
     signals : tuple of str
         The signals in its input.
+    pairs : tuple of str
+        The pairs it was fitted on.
     metrics : dict
         Its validation figures.
     """
@@ -46,6 +48,7 @@ class Classifier:
     module: Regressor
     depth: int
     signals: tuple[str, ...]
+    pairs: tuple[str, ...]
     metrics: dict[str, Any]
 
 
@@ -78,14 +81,14 @@ def load_classifier(folder: Path) -> Classifier:
     tensors = read_tensors(folder / "classifier.safetensors", "distill")
     try:
         depth, signals = int(header["depth"]), tuple(header["selected_signals"])
-        metrics = dict(header["metrics"])
+        pairs, metrics = tuple(header["pairs"]), dict(header["metrics"])
         inputs = len(input_names(depth, signals))
         module = build(inputs, [int(h) for h in header["hidden"]], None, 0)
         module.load_state_dict(tensors)
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise damaged(path, "distill", error) from error
     module.eval()
-    return Classifier(module, depth, signals, metrics)
+    return Classifier(module, depth, signals, pairs, metrics)
 
 
 def sign_accuracy(margin: FloatArray, y: FloatArray) -> tuple[float, float]:
@@ -120,6 +123,8 @@ def run(conf: DictConfig) -> None:
     """Fit the classifier; write ``classifier.safetensors`` and ``.json`` to ``paths.distill``."""
     options, source = conf.distill, Path(conf.paths.labels)
     labels, depth, signals, numerator = load_labels(source)
+    pairs = sorted(set(labels["pair"]))
+    check_fitted(conf, pairs, source / "labels.parquet", "label")
     prompts = prompt_keys(labels)
     held = validation_rows(prompts, options.validation_share, conf.seed, "distill.validation_share")
     folder = Path(conf.paths.distill)
@@ -142,6 +147,7 @@ def run(conf: DictConfig) -> None:
             "format": CLASSIFIER_FORMAT,
             "depth": depth,
             "selected_signals": list(signals),
+            "pairs": pairs,
             "numerator": numerator,
             "hidden": hidden,
             "input_names": list(names),

@@ -19,13 +19,17 @@ from treegraft_core import (
 )
 
 
+def check_name(key: str, name: str) -> None:
+    """Raise if ``name``, the value of config ``key``, cannot be the name of a folder."""
+    if not re.fullmatch(r"[\w.-]+", name) or name in (".", ".."):
+        raise InputError(
+            f"{key}={name}: names a folder; use letters, digits, dots, dashes and underscores"
+        )
+
+
 def open_pair(conf: DictConfig) -> Pair:
     """Load the configured pair, quietly."""
-    if not re.fullmatch(r"[\w.-]+", str(conf.pair.name)) or conf.pair.name in (".", ".."):
-        raise InputError(
-            f"pair.name={conf.pair.name}: names a folder; use letters, digits, dots, dashes and "
-            "underscores"
-        )
+    check_name("pair.name", str(conf.pair.name))
     transformers_logging.disable_progress_bar()
     if conf.engine.threads < 0:
         raise InputError(

@@ -16,7 +16,7 @@ from safetensors import safe_open
 from pipeline import report
 from pipeline.distill import Classifier, linear_layers, load_classifier
 from pipeline.engine import drafting_config, drafting_rules
-from pipeline.features import input_names, read_selection
+from pipeline.features import check_fitted, input_names, read_selection
 from pipeline.inputs import read_json
 from pipeline.label import load_labels
 from pipeline.report import stage_run
@@ -134,6 +134,8 @@ def run(conf: DictConfig) -> None:
     """Write the scheduler, in both formats, to ``paths.scheduler`` and read both back."""
     classifier = load_classifier(Path(conf.paths.distill))
     labels, depth, signals, numerator = load_labels(Path(conf.paths.labels))
+    check_fitted(conf, classifier.pairs, Path(conf.paths.distill) / "classifier.json", "distill")
+    check_fitted(conf, sorted(set(labels["pair"])), Path(conf.paths.labels), "label")
     if (depth, signals) != (classifier.depth, classifier.signals):
         raise InputError(
             f"{conf.paths.distill}: distilled from other labels than those in "
@@ -151,7 +153,9 @@ def run(conf: DictConfig) -> None:
             stage.read(path)
         metadata = {
             "drafting": drafting_rules(drafting_config(conf)),
-            "pair": str(conf.pair.name),
+            "fit": str(conf.fit.name),
+            "pairs": list(classifier.pairs),
+            "tasks": sorted(set(labels["task"])),
             "selection": selection,
             "distill": classifier.metrics,
             "numerator": numerator,

@@ -6,18 +6,21 @@ Nothing of design section 3 is written again here: the context part of z* comes 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import quote
 
 import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 from omegaconf import DictConfig
 
-from pipeline.engine import drafting_config, drafting_rules
+from pipeline.engine import check_name, drafting_config, drafting_rules
 from pipeline.inputs import read_json
+from pipeline.report import Stage
 from pipeline.schema import FEATURES, IDS, STEP, read_trajectories
+from pipeline.tasks import held_out_tasks
 from treegraft_core import SIGNALS, InputError
 from treegraft_core.signals import context_features, context_names
 from treegraft_core.tree import FloatArray
@@ -30,49 +33,99 @@ NUMERATORS = ("committed", "accepted")
 
 @dataclass(frozen=True)
 class Trajectories:
-    """Checked trajectory rows of one pair.
+    """Checked trajectory rows of the pairs that a scheduler is fitted on.
 
     Attributes
     ----------
     frame : DataFrame
         One row for each step of each schedule of each state; ids, step, features, outcome, and
-        ``pair`` and ``task``.
+        ``pair`` and ``task``. A state is its ``pair`` and ``state_id``: pairs with one target share
+        the latter.
     bits : int8 array, shape ``[n, D]``
         The schedule of each row.
-    folder : Path
-        Where the rows came from.
+    folders : dict of str to Path
+        Where the rows of each pair came from.
     """
 
     frame: pd.DataFrame
     bits: NDArray[np.int8]
-    folder: Path
+    folders: dict[str, Path]
 
     @property
     def depth(self) -> int:
         """D."""
         return int(self.bits.shape[1])
 
+    def note(self, stage: Stage) -> None:
+        """Note the folders as the stage's input."""
+        rows = self.frame["pair"].value_counts()
+        for pair, folder in self.folders.items():
+            stage.read(folder, f"{rows[pair]:,} rows")
 
-def trajectory_folder(conf: DictConfig) -> Path:
-    """Return the folder of the configured pair's trajectories."""
-    return Path(conf.paths.trajectories) / "collect" / f"pair={conf.pair.name}"
+
+def fit_pairs(conf: DictConfig) -> tuple[str, ...]:
+    """Return the pairs to fit on, sorted, so that their order changes nothing."""
+    pairs = [str(name) for name in conf.fit.pairs]
+    check_name("fit.name", str(conf.fit.name))
+    for name in pairs:
+        check_name("fit.pairs", name)
+    if not pairs or len(set(pairs)) < len(pairs):
+        raise InputError(f"fit.pairs={pairs}: give one pair or more, each once")
+    return tuple(sorted(pairs))
+
+
+def check_fitted(conf: DictConfig, pairs: Sequence[str], path: Path, stage: str) -> None:
+    """Raise if the file at ``path`` was fitted on other pairs than ``fit.pairs``."""
+    wanted = fit_pairs(conf)
+    if tuple(pairs) != wanted:
+        raise InputError(
+            f"fit.pairs={list(wanted)}: {path} was fitted on {list(pairs)}; run python -m "
+            f"pipeline.run stage={stage} again, or give another fit.name"
+        )
+
+
+def trajectory_folder(conf: DictConfig, pair: str) -> Path:
+    """Return the folder of a pair's trajectories."""
+    return Path(conf.paths.trajectories) / "collect" / f"pair={pair}"
 
 
 def load_trajectories(conf: DictConfig) -> Trajectories:
-    """Read and check the configured pair's trajectories.
+    """Read and check the trajectories of all ``fit.pairs``.
 
     Raises
     ------
     InputError
-        If there are none, a file is damaged, a value is not a finite number, a time is not
-        positive, or the schedules are not of depth ``drafting.depth``.
+        If a pair has none, a file is damaged, the drafting rules are not the configured ones, a
+        value is not a finite number, a time is not positive, the schedules are not of depth
+        ``drafting.depth``, or a row is of a held-out task.
     """
-    folder = trajectory_folder(conf)
+    folders = {pair: trajectory_folder(conf, pair) for pair in fit_pairs(conf)}
+    for pair, folder in folders.items():
+        if next(folder.rglob("*.parquet"), None) is None:
+            choice = "" if pair == str(conf.pair.name) else f" pair={pair}"
+            raise InputError(
+                f"fit.pairs: no trajectories of {pair} in {folder}; run python -m pipeline.run "
+                f"stage=collect{choice} first"
+            )
+    read = [read_pair(conf, pair, folder) for pair, folder in folders.items()]
+    frame = pd.concat([frame for frame, _ in read], ignore_index=True)
+    return Trajectories(frame, np.concatenate([bits for _, bits in read]), folders)
+
+
+def read_pair(conf: DictConfig, pair: str, folder: Path) -> tuple[pd.DataFrame, NDArray[np.int8]]:
+    """Read and check the rows of one pair; return them and their schedules ``[n, D]``."""
     columns = [*IDS, *STEP, *FEATURES, *OUTCOMES, "task"]
     rules = drafting_rules(drafting_config(conf))
-    frame = read_trajectories(folder, columns, rules).assign(pair=conf.pair.name)
+    frame = read_trajectories(folder, columns, rules).assign(pair=pair)
     if "task" not in frame:
         frame["task"] = conf.task.name
+    for task in held_out_tasks(conf):
+        if (frame["task"] == task).any():
+            part = folder / f"task={quote(task, safe='')}"
+            raise InputError(
+                f"held_out_tasks: nothing is fitted on {task}, but {folder} holds rows of it; "
+                f"delete {part} or take {task} out of held_out_tasks"
+            )
     if frame.empty:
         raise bad_rows(folder, "hold no rows")
     if frame.isna().to_numpy().any():
@@ -82,7 +135,7 @@ def load_trajectories(conf: DictConfig) -> Trajectories:
         raise bad_rows(folder, "have values that are not finite")
     if (frame[["target_ms", "mid_ms", "t_verify_ms"]] <= 0).to_numpy().any():
         raise bad_rows(folder, "have a time of 0 ms or less")
-    return Trajectories(frame, schedule_bits(frame, int(conf.drafting.depth), folder), folder)
+    return frame, schedule_bits(frame, int(conf.drafting.depth), folder)
 
 
 def bad_rows(folder: Path, what: str) -> InputError:
@@ -118,11 +171,13 @@ def table_order(signals: Iterable[str]) -> tuple[str, ...]:
 def read_selection(conf: DictConfig) -> tuple[str, ...]:
     """Return the signals that ``stage=select`` chose, in the order of the design's table."""
     path = Path(conf.paths.selection) / "selection.json"
-    signals = read_json(path, "select").get("signals")
+    selection = read_json(path, "select")
+    signals = selection.get("signals")
     if not isinstance(signals, list) or not signals or not set(signals) <= set(SIGNALS):
         raise InputError(
             f"{path}: signals={signals} are not signals; run python -m pipeline.run stage=select"
         )
+    check_fitted(conf, selection.get("pairs", []), path, "select")
     return table_order(signals)
 
 
@@ -172,7 +227,7 @@ def group_keys(frame: pd.DataFrame, group: str) -> NDArray[np.object_]:
 
 
 def prompt_keys(frame: pd.DataFrame) -> NDArray[np.object_]:
-    """Return each row's prompt, unique across tasks, shape ``[n]``."""
+    """Return each row's prompt, unique across tasks and one for all pairs, shape ``[n]``."""
     return (frame["task"] + "\n" + frame["prompt_id"]).to_numpy(object)
 
 

@@ -17,6 +17,7 @@ from pipeline.features import (
     OUTCOMES,
     Trajectories,
     bad_rows,
+    check_fitted,
     check_numerator,
     input_names,
     load_trajectories,
@@ -32,7 +33,8 @@ from treegraft_core.files import atomic_path
 from treegraft_core.tree import FloatArray
 
 HEADER_KEY = b"treegraft.labels"
-KEYS = ("state_id", "prompt_id", "task", "step", "prefix")
+STATE = ["pair", "state_id"]
+KEYS = (*STATE, "prompt_id", "task", "step", "prefix")
 LABELS = ("y", "y_hindsight")
 
 
@@ -46,24 +48,23 @@ def sort_complete(rows: Trajectories) -> Trajectories:
         2^(D−k+1) combinations of action and future.
     """
     depth = rows.depth
-    order = rows.frame.sort_values(["state_id", "step", "schedule"], kind="stable").index
+    order = rows.frame.sort_values([*STATE, "step", "schedule"], kind="stable").index
     frame = rows.frame.loc[order].reset_index(drop=True)
     schedules = ["".join(bits) for bits in product("01", repeat=depth)]
     listing = pd.MultiIndex.from_product([range(1, depth + 1), schedules])
-    seen = frame.groupby("state_id", sort=True)[["step", "schedule"]]
-    short = (
-        seen.size().ne(len(listing))
-        | frame.duplicated(["state_id", "step", "schedule"]).groupby(frame["state_id"]).any()
-    )
-    if short.any():
-        state = short.index[short.to_numpy()][0]
-        distinct = frame[frame["state_id"] == state].drop_duplicates(["step", "schedule"])
+    repeated = frame.duplicated([*STATE, "step", "schedule"])
+    seen = repeated.groupby([frame[key] for key in STATE]).agg(["size", "any"])
+    short = seen.index[seen["size"].ne(len(listing)) | seen["any"]]
+    if len(short):
+        pair, state = short[0]
+        found = frame[(frame["pair"] == pair) & (frame["state_id"] == state)]
+        distinct = found.drop_duplicates(["step", "schedule"])
         raise bad_rows(
-            rows.folder,
-            f"have {seen.size()[state]} rows ({len(distinct)} distinct) of state {state}, not each "
+            rows.folders[pair],
+            f"have {len(found)} rows ({len(distinct)} distinct) of state {state}, not each "
             f"of the {len(listing)} combinations of step and schedule once",
         )
-    return Trajectories(frame, rows.bits[order.to_numpy()], rows.folder)
+    return Trajectories(frame, rows.bits[order.to_numpy()], rows.folders)
 
 
 def advantage(eta: FloatArray, depth: int) -> FloatArray:
@@ -88,7 +89,7 @@ def label_rows(rows: Trajectories, model: ValueModel, numerator: str) -> pd.Data
     """
     frame, depth = rows.frame, rows.depth
     logged = throughput(frame[list(OUTCOMES)].to_numpy(np.float64), numerator)
-    first = frame.drop_duplicates(["state_id", "step", "prefix"])
+    first = frame.drop_duplicates([*STATE, "step", "prefix"])
     names = input_names(depth, model.signals)
     z = pd.DataFrame(scheduler_inputs(first, model.signals, depth), columns=list(names))
     table = pd.concat([first[list(KEYS)].reset_index(drop=True), z], axis=1)
@@ -154,6 +155,7 @@ def run(conf: DictConfig) -> None:
     """Label every prefix state; write ``labels.parquet`` to ``paths.labels``."""
     numerator = check_numerator(conf)
     model = load_value(Path(conf.paths.value))
+    check_fitted(conf, model.pairs, Path(conf.paths.value) / "value.json", "value")
     rows = load_trajectories(conf)
     if rows.depth != model.depth:
         raise InputError(
@@ -163,7 +165,7 @@ def run(conf: DictConfig) -> None:
     rows = sort_complete(rows)
     folder = Path(conf.paths.labels)
     with stage_run(conf, "label", folder) as stage:
-        stage.read(rows.folder, f"{len(rows.frame):,} rows")
+        rows.note(stage)
         stage.read(Path(conf.paths.value) / "value.safetensors")
         labels = label_rows(rows, model, numerator)
         table = step_table(labels)

@@ -165,7 +165,7 @@ def run(conf: DictConfig) -> None:
     fold, groups = fold_numbers(rows, conf)
     folder = Path(conf.paths.selection)
     with stage_run(conf, "select", folder) as stage:
-        stage.read(rows.folder, f"{len(rows.frame):,} rows")
+        rows.note(stage)
         sums = moments(rows, fold)
         order = forward(sums, count)
         paper = score(sums, PAPER_SIGNALS, "-", "the paper's six")
@@ -183,7 +183,8 @@ def run(conf: DictConfig) -> None:
             "r2_paper_six": paper["r2"],
             "r2_all": every["r2"],
         }
-        write_json(folder / "selection.json", {"signals": list(signals), "cv": cv})
+        chosen = {"signals": list(signals), "pairs": list(rows.folders), "cv": cv}
+        write_json(folder / "selection.json", chosen)
         stage.wrote(folder / "selection.json", ", ".join(signals))
         shown = ("group", "groups", "folds", "rows", "r2", "r2_paper_six", "r2_all")
         stage.metrics.update({name: cv[name] for name in shown})

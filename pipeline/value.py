@@ -73,6 +73,8 @@ class ValueModel:
         D.
     signals : tuple of str
         The signals in its input.
+    pairs : tuple of str
+        The pairs it was fitted on.
     low, high : float64 array, shape ``[3]``
         Least and largest training value of each head; predictions are kept inside, since a time
         near 0 ms would make η̂ meaningless.
@@ -81,6 +83,7 @@ class ValueModel:
     module: Regressor
     depth: int
     signals: tuple[str, ...]
+    pairs: tuple[str, ...]
     low: FloatArray
     high: FloatArray
 
@@ -113,6 +116,7 @@ def load_value(folder: Path) -> ValueModel:
     tensors = read_tensors(folder / "value.safetensors", "value")
     try:
         depth, signals = int(header["depth"]), tuple(header["selected_signals"])
+        pairs = tuple(header["pairs"])
         inputs = len(input_names(depth, signals)) + depth
         module = build(inputs, [int(h) for h in header["hidden"]], None, 0)
         module.load_state_dict(tensors)
@@ -121,7 +125,7 @@ def load_value(folder: Path) -> ValueModel:
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise damaged(path, "value", error) from error
     module.eval()
-    return ValueModel(module, depth, signals, low, high)
+    return ValueModel(module, depth, signals, pairs, low, high)
 
 
 def quality(
@@ -153,14 +157,14 @@ def run(conf: DictConfig) -> None:
     held = validation_rows(prompts, options.validation_share, conf.seed, "value.validation_share")
     folder = Path(conf.paths.value)
     with stage_run(conf, "value", folder) as stage:
-        stage.read(rows.folder, f"{len(prompts):,} rows")
+        rows.note(stage)
         stage.read(Path(conf.paths.selection) / "selection.json")
         x, y = value_inputs(rows, signals), rows.frame[list(HEADS)].to_numpy(np.float64)
         hidden = [int(h) for h in options.hidden]
         module = build(x.shape[1], hidden, options, conf.seed)
         fitted = fit(module, x, y, held, stage)
         low, high = y[~held].min(axis=0), y[~held].max(axis=0)
-        model = ValueModel(module, rows.depth, signals, low, high)
+        model = ValueModel(module, rows.depth, signals, tuple(rows.folders), low, high)
         table = quality(model, x[held], y[held], numerator)
         stage.show(f"Validation, {held.sum():,} rows of unseen prompts (eta: {numerator})", table)
         names = (*input_names(rows.depth, signals), *(f"ahead_{j + 1}" for j in range(rows.depth)))
@@ -193,6 +197,7 @@ def write_value(
         "format": VALUE_FORMAT,
         "depth": model.depth,
         "selected_signals": list(model.signals),
+        "pairs": list(model.pairs),
         "hidden": list(hidden),
         "heads": list(HEADS),
         "input_names": list(names),

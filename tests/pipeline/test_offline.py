@@ -23,15 +23,17 @@ from pipeline import report
 from pipeline.distill import check_parameters
 from pipeline.features import (
     context_matrix,
+    fit_pairs,
     input_names,
     load_trajectories,
+    prompt_keys,
     scheduler_inputs,
     trajectory_folder,
     validation_rows,
     value_inputs,
 )
 from pipeline.training import column_stats
-from tests.pipeline.synthetic import DEPTH, RULE_SIGNAL, THRESHOLD, write_trajectories
+from tests.pipeline.synthetic import DEPTH, RULE_SIGNAL, TASKS, THRESHOLD, write_trajectories
 from treegraft_core import SIGNALS, InputError, load_scheduler
 from treegraft_core.signals import context_features
 
@@ -202,7 +204,8 @@ def test_both_formats_hold_the_same_numbers_and_their_provenance(data: Path, pai
     ours, literal = load_scheduler(folder), load_scheduler(folder / "treegraft_scheduler.py")
     x = np.random.default_rng(0).normal(size=(50, 17))
     np.testing.assert_array_equal(ours.margins(x), literal.margins(x))
-    assert ours.metadata["pair"] == pair
+    assert (ours.metadata["fit"], ours.metadata["pairs"]) == (pair, [pair])
+    assert ours.metadata["tasks"] == sorted(TASKS)
     assert {"selection", "distill", "git_sha", "numerator"} <= set(ours.metadata)
     assert json.loads((folder / "metrics.json").read_text())["max_difference"] < 1e-5
 
@@ -301,7 +304,7 @@ def test_a_header_of_other_shapes_is_damaged(copy: Path, pair: str) -> None:
 
 @pytest.mark.parametrize("change", ["drop", "repeat", "nan", "inconsistent"])
 def test_incomplete_states_are_refused(copy: Path, pair: str, change: str) -> None:
-    folder = trajectory_folder(config(copy, "label"))
+    folder = trajectory_folder(config(copy, "label"), pair)
     path = sorted(folder.rglob("*.parquet"))[0]
     table = pq.ParquetFile(path).read()
     rows = table.to_pylist()
@@ -368,3 +371,114 @@ def test_no_dead_config_keys() -> None:
     conf = config(Path("unused"), "select")
     for group in ("value", "distill", "select"):
         assert set(conf[group]) <= used, f"{group}: {set(conf[group]) - used}"
+
+
+PAIRS = ("one", "two")
+BOTH = ("fit.name=both", f"fit.pairs=[{','.join(PAIRS)}]")
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a data folder in which one scheduler was fitted on two pairs with the same states."""
+    folder = tmp_path_factory.mktemp("both")
+    for seed, name in enumerate(PAIRS):
+        write_trajectories(folder, name, 48, seed)
+    for stage in STAGES:
+        run_stage(folder, stage, *BOTH, "select.group=pair", "select.folds=2")
+    return folder
+
+
+def test_one_scheduler_of_two_pairs(both: Path) -> None:
+    selection = json.loads((both / "selection" / "both" / "selection.json").read_text())
+    assert selection["signals"][0] in SIGNALS
+    assert selection["cv"]["order"][1]["signal"] == RULE_SIGNAL
+    assert (selection["cv"]["group"], selection["cv"]["groups"]) == ("pair", 2)
+    artifact = load_scheduler(both / "schedulers" / "both")
+    assert artifact.n_parameters == 3265
+    assert artifact.metadata["pairs"] == list(PAIRS)
+    assert {p.parent.name for p in both.glob("*/*/provenance.json")} == {"both"}
+
+
+def test_a_state_in_two_pairs_is_two_states(both: Path) -> None:
+    """The pairs' ids are the same, their rows are not; hindsight is each pair's own."""
+    labels = pq.read_table(both / "labels" / "both" / "labels.parquet").to_pandas()
+    assert labels.groupby("pair").size().to_dict() == {name: 48 * 31 for name in PAIRS}
+    assert labels["state_id"].nunique() == 48
+    for name in PAIRS:
+        part = trajectory_folder(config(both, "label"), name) / "task=code" / "part-0.parquet"
+        rows: list[dict[str, Any]] = pq.ParquetFile(part).read().to_pylist()
+        state = rows[0]["state_id"]
+        best: dict[int, float] = defaultdict(lambda: -1e9)
+        for r in (r for r in rows if r["state_id"] == state and r["step"] == 1):
+            eta = 1000 * r["committed"] / (r["t_draft_ms"] + r["t_verify_ms"])
+            best[r["action"]] = max(best[r["action"]], eta)
+        mine = labels[(labels["pair"] == name) & (labels["state_id"] == state)]
+        hindsight = mine.loc[mine["step"] == 1, "y_hindsight"]
+        assert hindsight.tolist() == pytest.approx([best[1] - best[0]])
+
+
+def test_a_prompt_is_on_one_side_of_a_split_in_both_pairs(both: Path) -> None:
+    rows = load_trajectories(config(both, "value", *BOTH))
+    held = validation_rows(prompt_keys(rows.frame), 0.3, 0, "value.validation_share")
+    sides = rows.frame.assign(held=held).groupby(["task", "prompt_id"])["held"]
+    assert (sides.nunique() == 1).all()
+    assert rows.frame["pair"].nunique() == 2 and 0 < held.mean() < 1
+
+
+def test_the_order_of_pairs_changes_nothing() -> None:
+    conf = config(Path("unused"), "select", "fit.pairs=[two,one]")
+    assert fit_pairs(conf) == ("one", "two")
+
+
+def test_a_missing_pair_is_named_with_what_to_run(both: Path) -> None:
+    before = files(both)
+    with pytest.raises(InputError, match=r"no trajectories of three in .*pair=three; run python"):
+        run_stage(both, "select", "fit.pairs=[one,two,three]")
+    with pytest.raises(InputError, match="stage=collect pair=three first"):
+        run_stage(both, "select", "fit.pairs=[one,three]")
+    assert files(both) == before
+
+
+def test_pairs_of_other_depths_or_rules_are_refused(both: Path) -> None:
+    with pytest.raises(InputError, match=r"drafting\.depth=4: .*pair=one"):
+        run_stage(both, "value", *BOTH, "drafting.depth=4")
+
+
+@pytest.mark.parametrize("pairs", ["[]", "[one,one]", "[../one]"])
+def test_bad_fit_pairs(both: Path, pairs: str) -> None:
+    with pytest.raises(InputError, match=r"fit\.pairs="):
+        run_stage(both, "select", f"fit.pairs={pairs}")
+
+
+def test_a_bad_fit_name(both: Path) -> None:
+    with pytest.raises(InputError, match=r"fit\.name=\.\.: names a folder"):
+        run_stage(both, "select", "fit.pairs=[one]", "fit.name=..")
+
+
+@pytest.mark.parametrize(
+    ("stage", "again"),
+    [("value", "select"), ("label", "value"), ("distill", "label"), ("export", "distill")],
+)
+def test_files_of_other_pairs_are_not_mixed_in(both: Path, stage: str, again: str) -> None:
+    before = files(both)
+    with pytest.raises(InputError, match=rf"fit\.pairs=\['one'\]: .* stage={again} again"):
+        run_stage(both, stage, "fit.name=both", "fit.pairs=[one]")
+    assert files(both) == before
+
+
+def test_rows_of_a_held_out_task_are_refused(both: Path) -> None:
+    before = files(both)
+    for stage in ("select", "value", "label"):
+        with pytest.raises(InputError, match="pair=one/task=code or take code out of held_out"):
+            run_stage(both, stage, *BOTH, "held_out_tasks=[mt_bench,code]")
+    assert files(both) == before
+
+
+def test_an_unseen_pair_is_evaluated_with_the_fit_s_scheduler() -> None:
+    conf = config(Path("d"), "evaluate", "pair=smollm2-135m-8l", "fit=embedded")
+    assert (conf.paths.scheduler, conf.paths.profile, conf.paths.evaluation) == (
+        "d/schedulers/embedded",
+        "d/profiles/smollm2-135m-8l",
+        "d/evaluation/smollm2-135m-8l",
+    )
+    assert conf.pair.name not in conf.fit.pairs
