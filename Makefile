@@ -7,7 +7,7 @@ PY := $(VENV)/bin/python
 RUN := $(PY) -m pipeline.run
 READY := $(VENV)/.ready
 
-.PHONY: setup profile collect distill evaluate check drafter test bench lint clean
+.PHONY: setup profile collect distill evaluate check drafter generalise test bench lint clean
 .NOTPARALLEL:
 
 setup: $(READY)
@@ -42,6 +42,21 @@ check: $(READY)
 
 drafter: $(READY)
 	$(RUN) stage=drafter $(ARGS)
+
+# One scheduler for two students of the embedded target, judged on both and on a third that it has
+# not seen; a student that is not there is distilled first.
+generalise: $(READY) data/drafters/smollm2-135m-2l data/drafters/smollm2-135m-8l
+	$(MAKE) collect ARGS="pair=smollm2-135m-2l $(ARGS)"
+	$(MAKE) collect ARGS="pair=smollm2-135m $(ARGS)"
+	$(MAKE) distill ARGS="fit=embedded $(ARGS)"
+	$(MAKE) profile ARGS="pair=smollm2-135m-8l $(ARGS)"
+	$(MAKE) evaluate ARGS="pair=smollm2-135m-2l fit=embedded $(ARGS)"
+	$(MAKE) evaluate ARGS="pair=smollm2-135m fit=embedded $(ARGS)"
+	$(MAKE) evaluate ARGS="pair=smollm2-135m-8l fit=embedded $(ARGS)"
+	$(RUN) stage=report $(ARGS)
+
+data/drafters/smollm2-135m-%: | $(READY)
+	$(RUN) stage=drafter drafter=$* $(ARGS)
 
 test: $(READY)
 	$(PY) -m pytest $(ARGS)
