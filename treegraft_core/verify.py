@@ -103,28 +103,60 @@ def verify(
     order, visible = verification_pass(tree, kept, start)
     logits = target.run(tree.token[order], len(context) - 1 + tree.depth[order], visible)
     kept = np.asarray(kept, np.int64)
-    place = np.full(tree.size, -1, np.int64)
-    place[order] = np.arange(len(order))
-    path: list[int] = []
-    rows, tokens = [0], []
-    best = argmaxes(logits) if chooser.sampling.untouched else None
-    while True:
-        if best is not None:
-            tokens.append(best(rows[-1]))
-        else:
-            before = np.concatenate([context, np.array(tokens, np.int64)])
-            tokens.append(chooser.choose(before, logits[rows[-1]]))
-        node = tree.child(path[-1] if path else 0, tokens[-1])
-        if node < 0 or place[node] < 0:
-            break
-        path.append(node)
-        rows.append(int(place[node]))
+    path, rows, tokens = walk(tree, order, logits, context, chooser)
     rank = np.empty(tree.size, np.int64)
     rank[kept] = np.arange(len(kept))
     visited = logits[torch.tensor(rows, device=logits.device)]
     log_p = chosen_log_p(visited, tokens, chooser, width)
     target.keep(start + 1, [start + row for row in rows[1:]])
     return Verdict(path, tokens, log_p, rank[path].tolist())
+
+
+def walk(
+    tree: DraftTree, order: IntArray, logits: Tensor, context: IntArray, chooser: Chooser
+) -> tuple[list[int], list[int], list[int]]:
+    """Follow the target's tokens from the root on, as far as verified nodes carry them.
+
+    Parameters
+    ----------
+    tree : DraftTree
+        The finished tree.
+    order : int64 array, shape ``[n]``
+        Root + kept nodes, ascending.
+    logits : Tensor, shape ``[n, vocabulary]``
+        The target's after each of ``order``.
+    context : int64 array
+        Committed tokens, the root included.
+    chooser : Chooser
+        Chooses the target's tokens.
+
+    Returns
+    -------
+    path : list of int
+        Accepted nodes, top down.
+    rows : list of int
+        The row of ``logits`` that each token was chosen from.
+    tokens : list of int
+        The accepted tokens and the bonus token.
+    """
+    place = np.full(tree.size, -1, np.int64)
+    place[order] = np.arange(len(order))
+    best = argmaxes(logits) if chooser.sampling.untouched else None
+    text = np.concatenate([context, np.zeros(len(order), np.int64)])
+    path: list[int] = []
+    rows, tokens = [0], []
+    node, end = 0, len(context)
+    while True:
+        row = rows[-1]
+        token = best(row) if best is not None else chooser.choose(text[:end], logits[row])
+        tokens.append(token)
+        node = tree.child(node, token)
+        if node < 0 or place[node] < 0:
+            return path, rows, tokens
+        path.append(node)
+        rows.append(int(place[node]))
+        text[end] = token
+        end += 1
 
 
 def chosen_log_p(
