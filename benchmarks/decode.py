@@ -6,22 +6,20 @@ lengths and the best fixed schedule are chosen on other prompts than those repor
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
-import torch
 from omegaconf import DictConfig
-from torch import Tensor, nn
 from tqdm import tqdm
-from transformers import PreTrainedModel
 
 from benchmarks.timing import Measured, seconds, short
 from pipeline.check import tie_gap
 from pipeline.engine import drafting_config, open_pair, open_profile, runtime_config
-from pipeline.evaluate import GUARDED, open_scheduler
+from pipeline.evaluate import open_scheduler
+from pipeline.peers import assistant_of
+from pipeline.peers import generate as by_transformers
 from pipeline.replay import bootstrap
 from pipeline.tasks import TaskPrompt, load_prompts
 from treegraft_core import (
@@ -38,49 +36,17 @@ from treegraft_core import (
     decode_plain,
 )
 from treegraft_core.prompts import chat_ids
+from treegraft_core.sampling import GREEDY
 
 System = Callable[[list[int], int], tuple[list[int], float]]
 """Takes prompt ids and a number of tokens; returns the new tokens and the seconds they took."""
 
 PLAIN, OWN_PLAIN, SCHEDULER = "transformers", "decode_plain", "scheduler"
+GUARDED = "scheduler, guarded"
 PEERS = ("assisted", "prompt lookup")
 WARM_UP_TOKENS = 8
 LENGTHS = (2, 4, 8)
 CANDIDATES = ("00000", "10000", "01000", "11000", "10100", "10101")
-
-
-class ScatteredHead(nn.Module):
-    """A student's head of few tokens, as logits over the target's vocabulary.
-
-    Assisted generation compares columns by token id, so the columns must be the target's; the
-    others get −∞. That is one fill and one copy of a row, about 20 µs beside a pass of some ms.
-    """
-
-    def __init__(self, head: nn.Module, tokens: Tensor, size: int):
-        super().__init__()
-        self.head, self.size = head, size
-        self.register_buffer("tokens", tokens, persistent=False)
-
-    def forward(self, hidden: Tensor) -> Tensor:
-        """Return logits ``[..., size]``."""
-        few = self.head(hidden)
-        full = few.new_full((*few.shape[:-1], self.size), -torch.inf)
-        full[..., self.tokens] = few
-        return full
-
-
-def assistant_of(pair: Pair) -> PreTrainedModel:
-    """Return the mid drafter as an assistant for ``generate``; it shares all weights."""
-    assistant = copy.copy(pair.mid)
-    assistant._modules = dict(pair.mid._modules)
-    assistant.generation_config = copy.deepcopy(pair.mid.generation_config)
-    assistant.generation_config.num_assistant_tokens_schedule = "constant"
-    assistant.generation_config.assistant_confidence_threshold = 0.0
-    if pair.vocabulary is not None:
-        tokens = pair.vocabulary.tokens.to(pair.device)
-        head = ScatteredHead(pair.mid.get_output_embeddings(), tokens, pair.target_vocab)
-        assistant.set_output_embeddings(head)
-    return assistant
 
 
 def timed(call: Callable[[], list[int]]) -> tuple[list[int], float]:
@@ -92,19 +58,7 @@ def timed(call: Callable[[], list[int]]) -> tuple[list[int], float]:
 
 def generate(pair: Pair, ids: list[int], n_tokens: int, **named: Any) -> list[int]:
     """Run transformers' greedy ``generate``; return the new tokens."""
-    with torch.inference_mode():
-        read = torch.tensor([ids], device=pair.device)
-        eos = list(pair.eos_token_ids)
-        out = pair.target.generate(
-            read,
-            attention_mask=torch.ones_like(read),
-            max_new_tokens=n_tokens,
-            do_sample=False,
-            eos_token_id=eos or None,
-            pad_token_id=eos[0] if eos else 0,
-            **named,
-        )
-    return out[0, len(ids) :].tolist()
+    return by_transformers(pair, ids, n_tokens, GREEDY, **named).tokens
 
 
 def peers(pair: Pair, lengths: Sequence[int] = LENGTHS) -> dict[str, System]:
@@ -326,7 +280,7 @@ def run(conf: DictConfig, states: int | None, repeats: int) -> Measured:
     """Decode ``repeats`` prompts of each kind."""
     config, profile, artifact = check(conf)
     pair = open_pair(conf)
-    n_tokens = int(conf.evaluate.decode_tokens)
+    n_tokens = int(conf.evaluate.max_new_tokens)
     choosing, reported = split(conf, repeats)
     candidates = {**peers(pair), **fixed(pair, config, profile)}
     tuning = run_all(candidates, ids_of(pair, choosing), n_tokens)

@@ -1,9 +1,12 @@
-"""stage=evaluate: what the scheduler is worth on prompts it never saw."""
+"""stage=evaluate: the paper's systems decode prompts that nothing was fitted on, and exact replay.
+
+Measured rows come from real decoding (`pipeline.measure`), the others from the outcomes of every
+schedule at every state of the same texts (`pipeline.replay`).
+"""
 
 from __future__ import annotations
 
 import math
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,52 +15,47 @@ import numpy as np
 from omegaconf import DictConfig
 from tqdm import tqdm
 
+from pipeline.collate import collate, predict
 from pipeline.collect import bits_text, enumerate_text, pack_memory
-from pipeline.engine import (
-    drafting_config,
-    drafting_rules,
-    open_pair,
-    open_profile,
-    runtime_config,
-)
+from pipeline.engine import drafting_config, drafting_rules, open_pair, open_profile
+from pipeline.features import check_numerator
+from pipeline.measure import Turn, expected_minutes, measure, sampling_config, units
+from pipeline.planning import OnlinePlanner
 from pipeline.plots import plot_policies
 from pipeline.replay import (
+    Policy,
     Replayed,
     TextTable,
     bootstrap,
+    chosen,
     fixed,
     oracle,
+    planner_walk,
     replay,
-    scheduled,
+    scheduler_walk,
     text_table,
     throughput,
     with_budget,
 )
 from pipeline.report import Stage, stage_run, table
-from pipeline.tasks import TaskPrompt, first_of_each, load_prompts
-from pipeline.texts import Text, greedy_texts
+from pipeline.results import ablation_table, load_results, main_table, orderings, task_table
+from pipeline.systems import Bench, System
+from pipeline.tasks import TaskPrompt, first_of_each, load_prompts, prompt_source
+from pipeline.texts import Text, greedy_texts, left_out
+from pipeline.value import load_value
 from treegraft_core import (
-    AS_DEFINED,
-    DistilledScheduler,
     DraftingConfig,
-    FixedSchedule,
-    Generation,
     InputError,
     LatencyProfile,
-    Pair,
-    RuntimeConfig,
-    Scheduler,
     SchedulerArtifact,
-    TreeGraftDecoder,
-    decode_plain,
     load_scheduler,
 )
+from treegraft_core.enumeration import Enumeration
 from treegraft_core.files import write_json, write_text
 from treegraft_core.models import CachedModel
-from treegraft_core.prompts import chat_ids
+from treegraft_core.tree import IntArray
 
 PAPER_FIXED = (1, 0, 1, 0, 1)
-GUARDED = "scheduler, guarded"
 BUDGETS = (3, 7, 15, 31)
 
 
@@ -67,40 +65,65 @@ def schedule_bits(number: int, depth: int) -> tuple[int, ...]:
 
 
 def build_tables(
-    pair: Pair,
-    texts: Sequence[Text],
-    config: DraftingConfig,
-    memory: int,
-    pack: int,
-    profile: LatencyProfile,
-    artifact: SchedulerArtifact,
+    bench: Bench, texts: Sequence[Text], config: DraftingConfig, planner: OnlinePlanner | None
 ) -> list[TextTable]:
-    """Enumerate every state of every held-out text."""
-    model = CachedModel(pair.mid)
+    """Enumerate every state of every text."""
+    model, conf = CachedModel(bench.pair.mid), bench.conf
+    memory, pack = pack_memory(conf), int(conf.collect.pack)
     tables = []
     with tqdm(texts, desc="enumerate", unit="turn") as bar:
         states = 0
         for text in bar:
             roots = list(text.roots())
             if roots:
-                found = enumerate_text(pair, model, text, roots, config, memory, pack)
-                tables.append(text_table(text, found, profile, artifact))
+                found = enumerate_text(bench.pair, model, text, roots, config, memory, pack)
+                choices = walks(bench, found, text, planner)
+                tables.append(text_table(text, found, bench.profile, choices))
                 states += len(roots)
                 bar.set_postfix(states=states)
     return tables
 
 
+def walks(
+    bench: Bench, found: Enumeration, text: Text, planner: OnlinePlanner | None
+) -> dict[str, IntArray]:
+    """Return the schedules that the policies that read the state walk to."""
+    artifact, profile = bench.artifact, bench.profile
+    choices = {"scheduler": scheduler_walk(artifact, found, text, profile)}
+    if planner is not None:
+        choices["online"] = planner_walk(planner, found, text, profile)
+    for most in range(artifact.depth + 1):
+        choices[capped(most)] = scheduler_walk(artifact, found, text, profile, most)
+    return choices
+
+
+def capped(max_calls: int) -> str:
+    """Return the name of the scheduler with at most so many mid calls a round."""
+    return f"scheduler, {max_calls} calls"
+
+
 def replay_all(
-    tables: Sequence[TextTable], depth: int, decision_ms: float
+    tables: Sequence[TextTable], depth: int, decision_ms: dict[str, float]
 ) -> dict[str, list[Replayed]]:
-    """Replay every fixed schedule, the scheduler and the oracle on every text."""
+    """Replay every fixed schedule, the policies that read the state, and the oracle.
+
+    ``decision_ms`` is the time of one decision of each policy, by its name up to a comma.
+    """
     runs = {
-        bits_text(schedule_bits(n, depth)): [replay(t, fixed(n)) for t in tables]
-        for n in range(1 << depth)
+        bits_text(schedule_bits(n, depth)): run_policy(tables, fixed(n)) for n in range(1 << depth)
     }
-    runs["scheduler"] = [replay(t, scheduled, depth * decision_ms) for t in tables]
-    runs["oracle"] = [replay(t, oracle) for t in tables]
+    for name in tables[0].choices:
+        cost = depth * decision_ms[name.partition(",")[0]]
+        runs[name] = run_policy(tables, chosen(name), cost)
+    runs["oracle"] = run_policy(tables, oracle(depth))
     return runs
+
+
+def run_policy(
+    tables: Sequence[TextTable], policy: Policy, decision_ms: float = 0.0
+) -> list[Replayed]:
+    """Replay one policy on every text."""
+    return [replay(t, policy, decision_ms) for t in tables]
 
 
 class Verdict:
@@ -114,6 +137,8 @@ class Verdict:
         D.
     plain_ms : float
         One step of plain decoding, ms.
+    decision_ms : dict of float
+        Time of one decision of each policy that reads the state.
     draws, seed : int
         Of the bootstrap over prompts.
     """
@@ -124,10 +149,12 @@ class Verdict:
         runs: dict[str, list[Replayed]],
         depth: int,
         plain_ms: float,
+        decision_ms: dict[str, float],
         draws: int,
         seed: int,
     ):
-        self.runs, self.depth, self.plain_ms = runs, depth, plain_ms
+        self.tables, self.runs, self.depth, self.plain_ms = tables, runs, depth, plain_ms
+        self.decision_ms = decision_ms
         self.draws, self.seed = draws, seed
         self.groups = [f"{t.task}\n{t.prompt_id}" for t in tables]
         self.tasks = [t.task for t in tables]
@@ -148,6 +175,24 @@ class Verdict:
         """Return the 95 % interval over prompts."""
         return bootstrap(self.groups, statistic, self.draws, self.seed)
 
+    def figures(self, rows: Sequence[Replayed]) -> dict[str, float]:
+        """Return η of replayed texts with its interval, mean mid calls and A a round."""
+        sums = np.array([[r.tokens, r.ms] for r in rows])
+
+        def eta(at: Any) -> float:
+            tokens, ms = sums[at].sum(0)
+            return float(1e3 * tokens / ms)
+
+        low, high = self.interval(eta)
+        rounds = sum(r.rounds for r in rows)
+        return {
+            "eta": eta(slice(None)),
+            "low": low,
+            "high": high,
+            "calls": sum(r.calls for r in rows) / rounds,
+            "A": sum(r.accepted for r in rows) / rounds,
+        }
+
     def gap_closed(self, at: Any = slice(None)) -> float:
         """Return (scheduler − better endpoint) / (oracle − better endpoint) in η."""
         base = self.eta(self.endpoint, at)
@@ -156,16 +201,14 @@ class Verdict:
 
     def row(self, label: str, name: str) -> dict[str, Any]:
         """Return one line of the table of policies."""
-        rows = self.runs[name]
-        rounds = sum(r.rounds for r in rows)
-        low, high = self.interval(lambda at: self.eta(name, at))
+        found = self.figures(self.runs[name])
         return {
             "policy": label,
-            "η tokens/s": self.eta(name),
-            "95 % interval": f"{low:.2f} … {high:.2f}",
-            "× plain": self.eta(name) * self.plain_ms / 1e3,
-            "mean A": sum(r.accepted for r in rows) / rounds,
-            "mid calls a round": sum(r.calls for r in rows) / rounds,
+            "η tokens/s": found["eta"],
+            "95 % interval": f"{found['low']:.2f} … {found['high']:.2f}",
+            "× plain": found["eta"] * self.plain_ms / 1e3,
+            "mean A": found["A"],
+            "mid calls a round": found["calls"],
         }
 
     def policies(self) -> list[dict[str, Any]]:
@@ -180,6 +223,7 @@ class Verdict:
                 else []
             ),
             self.row("scheduler", "scheduler"),
+            *([self.row("online planning", "online")] if "online" in self.runs else []),
             self.row("oracle (best schedule of each state)", "oracle"),
         ]
 
@@ -221,13 +265,14 @@ def by_budget(
     tables: Sequence[TextTable],
     config: DraftingConfig,
     profile: LatencyProfile,
+    decision_ms: dict[str, float],
 ) -> list[dict[str, Any]]:
     """Return η × plain under every smaller B_ver, exactly, from the logged pruning order."""
     budgets = sorted({b for b in BUDGETS if b < config.verify_nodes} | {config.verify_nodes})
     rows = []
     for budget in budgets:
         smaller = [with_budget(t, profile, budget) for t in tables]
-        runs = replay_all(smaller, config.depth, profile.decision_ms())
+        runs = replay_all(smaller, config.depth, decision_ms)
         plain = 1e3 / profile.plain_ms
         eta = {name: throughput(done) / plain for name, done in runs.items()}
         best = max((n for n in eta if set(n) <= {"0", "1"}), key=eta.__getitem__)
@@ -298,82 +343,6 @@ def sentences(values: dict[str, Any]) -> list[str]:
     ]
 
 
-def systems(
-    config: DraftingConfig, artifact: SchedulerArtifact
-) -> dict[str, Callable[[], Scheduler]]:
-    """Return the schedulers of the real decode."""
-    chosen: dict[str, Callable[[], Scheduler]] = {
-        "All Small": lambda: FixedSchedule([0] * config.depth),
-        "All Mid": lambda: FixedSchedule([1] * config.depth),
-    }
-    if config.depth == len(PAPER_FIXED):
-        chosen["fixed 10101"] = lambda: FixedSchedule(PAPER_FIXED)
-    chosen["scheduler"] = lambda: DistilledScheduler(artifact)
-    return chosen
-
-
-def decode_for_real(
-    pair: Pair,
-    prompts: Sequence[TaskPrompt],
-    config: DraftingConfig,
-    profile: LatencyProfile,
-    artifact: SchedulerArtifact,
-    max_new_tokens: int,
-    runtime: RuntimeConfig,
-) -> dict[str, list[Generation]]:
-    """Decode prompts with every system, prompt by prompt so that drift hits all alike.
-
-    All run as defined; the last one is the scheduler under ``runtime``.
-    """
-    decoders = {
-        name: TreeGraftDecoder(pair, make(), config, profile, runtime=AS_DEFINED)
-        for name, make in systems(config, artifact).items()
-    }
-    decoders[GUARDED] = TreeGraftDecoder(
-        pair, DistilledScheduler(artifact), config, profile, runtime=runtime
-    )
-    done: dict[str, list[Generation]] = defaultdict(list)
-    for p in tqdm(prompts, desc="decode", unit="prompt"):
-        chat: list[dict[str, str]] = []
-        for turn in p.prompt.turns:
-            chat.append({"role": "user", "content": turn})
-            ids = chat_ids(pair.tokenizer, chat)
-            plain = decode_plain(pair, ids, max_new_tokens)
-            done["plain"].append(plain)
-            for name, decoder in decoders.items():
-                done[name].append(decoder.generate(ids, max_new_tokens))
-            answer = pair.tokenizer.decode(plain.tokens, skip_special_tokens=True)
-            chat.append({"role": "assistant", "content": answer})
-    return done
-
-
-def decode_table(done: dict[str, list[Generation]]) -> list[dict[str, Any]]:
-    """Return tokens/s, speed-up over plain, mean A and identical outputs of each system."""
-    rows = []
-    plain = _rate(done["plain"])
-    for name, results in done.items():
-        rounds = [r for g in results for r in g.rounds]
-        same = sum(g.tokens == p.tokens for g, p in zip(results, done["plain"], strict=True))
-        rows.append(
-            {
-                "system": name,
-                "tokens/s": _rate(results),
-                "× plain": _rate(results) / plain,
-                "mean A": float(np.mean([r.accepted for r in rounds])) if rounds else 0.0,
-                "mid calls a round": float(np.mean([sum(r.schedule) for r in rounds]))
-                if rounds
-                else 0.0,
-                "same tokens as plain": f"{same} of {len(results)}",
-            }
-        )
-    return rows
-
-
-def _rate(results: Sequence[Generation]) -> float:
-    ms = sum(g.decode_ms for g in results)
-    return 1e3 * sum(len(g.tokens) - 1 for g in results) / ms if ms else float("nan")
-
-
 def open_scheduler(conf: DictConfig, config: DraftingConfig) -> SchedulerArtifact:
     """Load the exported scheduler and check that it fits the drafting depth."""
     artifact = load_scheduler(Path(conf.paths.scheduler))
@@ -396,53 +365,58 @@ def note_other_rules(artifact: SchedulerArtifact, config: DraftingConfig) -> Non
             )
 
 
+def evaluated_prompts(conf: DictConfig) -> tuple[list[TaskPrompt], list[TaskPrompt]]:
+    """Return the prompts to replay, and those of them to decode for real."""
+    prompts = load_prompts(conf, "evaluate", int(conf.evaluate.prompts_per_task))
+    if not conf.evaluate.decode:
+        return prompts, []
+    each = int(conf.evaluate.decode_prompts_per_task)
+    return prompts, first_of_each(prompts, each) if each else prompts
+
+
+def warm_up_turns(texts: Sequence[Text], decoded: Sequence[TaskPrompt], count: int) -> list[Turn]:
+    """Return turns to warm up on: of prompts that are not measured, if there are any."""
+    measured = {(p.task, p.prompt.question_id) for p in decoded}
+    others = [t for t in texts if (t.task, t.prompt_id) not in measured] or list(texts)
+    short = sorted(others, key=lambda t: (t.prompt_tokens, t.task, t.prompt_id))[:count]
+    return [Turn(t.task, t.prompt_id, t.turn, tuple(t.tokens[: t.prompt_tokens])) for t in short]
+
+
 def run(conf: DictConfig) -> None:
-    """Replay all policies on held-out prompts and decode some of them for real."""
+    """Decode with every system, replay every policy, and write ``results.json`` and the tables."""
     config = drafting_config(conf)
     profile = open_profile(conf)
     artifact = open_scheduler(conf, config)
-    prompts = load_prompts(conf, "evaluate", conf.evaluate.prompts_per_task)
+    online = any(options.get("schedule") == "online" for options in conf.systems.values())
+    value = load_value(Path(conf.paths.value)) if online else None
+    sampling = sampling_config(conf)
+    prompts, decoded = evaluated_prompts(conf)
+    announce(conf, profile, decoded)
     folder = Path(conf.paths.evaluation)
     with stage_run(conf, "evaluate", folder) as stage:
-        stage.read(
-            conf.task.path or conf.task.evaluate or conf.task.hub.id, f"{len(prompts)} prompts"
-        )
+        stage.read(prompt_source(conf, "evaluate"), f"{len(prompts)} prompts")
         stage.read(conf.paths.scheduler)
         note_other_rules(artifact, config)
-        pair = open_pair(conf)
+        bench = Bench(conf, open_pair(conf), profile, artifact, value)
+        systems = bench.build()
         texts, cut = greedy_texts(
-            pair,
+            bench.pair,
             prompts,
             int(conf.evaluate.max_new_tokens),
             int(conf.collect.batch),
             config,
             Path(conf.paths.cache) / "texts",
         )
-        tables = build_tables(
-            pair,
-            texts,
-            config,
-            pack_memory(conf),
-            int(conf.collect.pack),
-            profile,
-            artifact,
-        )
-        report_replay(conf, stage, tables, config, profile)
         stage.metrics["texts_cut_at_a_tie"] = cut
-        chosen = first_of_each(prompts, int(conf.evaluate.decode_prompts_per_task))
-        if chosen:
-            done = decode_for_real(
-                pair,
-                chosen,
-                config,
-                profile,
-                artifact,
-                int(conf.evaluate.decode_tokens),
-                runtime_config(conf),
-            )
-            rows = decode_table(done)
-            stage.show(f"real decode of {len(chosen)} held-out prompts", rows)
-            stage.metrics["real_decode"] = rows
+        stage.metrics["prompts_left_out"] = len(left_out(prompts, texts))
+        jobs = units(texts, decoded)
+        records: list[dict[str, Any]] = []
+        if jobs:
+            warm = warm_up_turns(texts, decoded, int(conf.evaluate.warmup_prompts))
+            records = measure(bench, systems, jobs, warm, folder)
+        verdict = replay_texts(bench, stage, texts, config) if sampling.untouched else None
+        if records:
+            report_systems(bench, stage, systems, records, verdict)
         write_text(
             folder / "tables.txt",
             "\n\n".join(table(rows, title) for title, rows in stage.tables) + "\n",
@@ -450,48 +424,91 @@ def run(conf: DictConfig) -> None:
         stage.wrote(folder / "tables.txt")
 
 
-def report_replay(
-    conf: DictConfig,
-    stage: Stage,
-    tables: Sequence[TextTable],
-    config: DraftingConfig,
-    profile: LatencyProfile,
-) -> None:
+def announce(conf: DictConfig, profile: LatencyProfile, decoded: Sequence[TaskPrompt]) -> None:
+    """Say what the run will cost, before anything is loaded."""
+    turns = sum(len(p.prompt.turns) for p in decoded)
+    print(
+        f"about {expected_minutes(conf, profile, decoded):.0f} min by the latency profile: "
+        f"{len(conf.systems)} systems x {turns} turns x {conf.evaluate.max_new_tokens} tokens; "
+        "cut short (Ctrl-C), the same command goes on where it stopped",
+        flush=True,
+    )
+
+
+def replay_texts(
+    bench: Bench, stage: Stage, texts: Sequence[Text], config: DraftingConfig
+) -> Verdict:
     """Replay all policies, print the tables and the findings, draw η by policy."""
+    conf, profile = bench.conf, bench.profile
     folder = Path(conf.paths.evaluation)
+    planner = None
+    decision_ms = {"scheduler": profile.decision_ms()}
+    if bench.value is not None:
+        planner = OnlinePlanner(bench.value, check_numerator(conf))
+        search = planner.decision_ms(100, profile.target_ms, profile.mid_ms)
+        decision_ms["online"] = profile.signals_ms + search
+        stage.metrics["online_decision_ms"] = search
+    tables = build_tables(bench, texts, config, planner)
     if not tables:
         raise InputError(
             f"evaluate.max_new_tokens={conf.evaluate.max_new_tokens}: no answer of two tokens or "
             "more; raise it or give other prompts"
         )
-    runs = replay_all(tables, config.depth, profile.decision_ms())
     verdict = Verdict(
         tables,
-        runs,
+        replay_all(tables, config.depth, decision_ms),
         config.depth,
         profile.plain_ms,
+        decision_ms,
         int(conf.evaluate.bootstrap),
         int(conf.seed),
     )
-    policies = verdict.policies()
-    n_prompts = len(set(verdict.groups))
-    stage.show(f"replay of {n_prompts} held-out prompts, exact", policies)
-    stage.show("η by task, tokens/s", verdict.by_task())
-    ranked = sorted(verdict.fixed, key=verdict.eta, reverse=True)
-    stage.show(
-        "the fixed schedules, best first",
-        [{"schedule": name, "η tokens/s": verdict.eta(name)} for name in ranked],
-    )
-    budgets = by_budget(tables, config, profile)
+    show_replay(stage, verdict)
+    budgets = by_budget(tables, config, profile, decision_ms)
     stage.show("× plain decoding under a smaller verification budget, same trees", budgets)
     values = verdict.comparisons()
     values["findings"] = [*sentences(values), budget_advice(budgets, config.verify_nodes)]
     for line in values["findings"]:
         print(line)
     stage.metrics |= {k: v for k, v in values.items() if k not in ("findings",)}
-    stage.metrics["states"] = int(sum(len(t.choice) for t in tables))
-    write_json(folder / "replay.json", {"policies": policies, "budgets": budgets, **values})
+    stage.metrics["states"] = int(sum(len(t.context) for t in tables))
+    replayed = {"policies": verdict.policies(), "budgets": budgets, **values}
+    write_json(folder / "replay.json", replayed)
     stage.wrote(folder / "replay.json")
     picture = folder / "eta_by_policy.png"
     plot_policies(picture, verdict, conf.pair.name)
     stage.picture("η by policy", picture)
+    return verdict
+
+
+def show_replay(stage: Stage, verdict: Verdict) -> None:
+    """Print the replayed policies, by task, and the fixed schedules."""
+    prompts = len(set(verdict.groups))
+    stage.show(f"replay of {prompts} held-out prompts, exact", verdict.policies())
+    stage.show("η by task, tokens/s", verdict.by_task())
+    ranked = sorted(verdict.fixed, key=verdict.eta, reverse=True)
+    stage.show(
+        "the fixed schedules, best first",
+        [{"schedule": name, "η tokens/s": verdict.eta(name)} for name in ranked],
+    )
+
+
+def report_systems(
+    bench: Bench,
+    stage: Stage,
+    systems: dict[str, System],
+    records: Sequence[dict[str, Any]],
+    verdict: Verdict | None,
+) -> None:
+    """Write ``results.json``; print the tables of the systems and what holds of the paper's."""
+    path = Path(bench.conf.paths.evaluation) / "results.json"
+    predicted = predict(bench, systems, records, verdict)
+    write_json(path, collate(bench, systems, records, predicted, verdict))
+    stage.wrote(path)
+    results = load_results(path)
+    tokens = bench.conf.evaluate.max_new_tokens
+    stage.show(f"real decoding, {len(records)} turns of up to {tokens} tokens", main_table(results))
+    stage.show("by task", task_table(results))
+    stage.show("ablations", ablation_table(results))
+    for line in orderings(results):
+        print(line)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from pipeline.planning import OnlinePlanner
 from pipeline.texts import Text
 from treegraft_core import SIGNALS, LatencyProfile, SchedulerArtifact
 from treegraft_core.enumeration import Enumeration
@@ -26,14 +27,16 @@ class TextTable:
     ----------
     task, prompt_id : str
         Where it comes from.
+    turn : int
+        0 for the first user turn.
     tokens : int
         Tokens of the answer; the first one is the first root.
     accepted : int64 array, shape ``[states, 2^D]``
         A at state i (root = answer token i), schedules in binary order.
     ms : float64 array, shape ``[states, 2^D]``
         t of the round without the scheduler's own cost, ms.
-    choice : int64 array, shape ``[states]``
-        The schedule (its number) that the distilled scheduler walks to.
+    choices : dict of int64 array, shape ``[states]``
+        The schedule (its number) that each policy that decides by the state walks to.
     draft_ms : float64 array, shape ``[states, 2^D]``
         t_D, the part of ``ms`` that does not depend on B_ver.
     kept : int64 array, shape ``[states, 2^D]``
@@ -46,10 +49,11 @@ class TextTable:
 
     task: str
     prompt_id: str
+    turn: int
     tokens: int
     accepted: IntArray
     ms: FloatArray
-    choice: IntArray
+    choices: dict[str, IntArray]
     draft_ms: FloatArray
     kept: IntArray
     context: IntArray
@@ -75,43 +79,81 @@ def with_budget(table: TextTable, profile: LatencyProfile, verify_nodes: int) ->
     )
 
 
-def scheduler_walk(
-    artifact: SchedulerArtifact, found: Enumeration, text: Text, profile: LatencyProfile
-) -> IntArray:
-    """Return the number of the schedule that the scheduler's decisions lead to at each state."""
-    depth, states = artifact.depth, np.arange(len(found))
-    columns = [SIGNALS.index(name) for name in artifact.selected_signals]
+Decide = Callable[[list[list[int]], FloatArray, int], IntArray]
+"""Takes the bits so far of each state, the ten signals ``[n, 10]`` and k; returns τ_k ``[n]``."""
+
+
+def walk(found: Enumeration, depth: int, decide: Decide) -> IntArray:
+    """Return the number of the schedule that decisions lead to at each state: ``[states]``."""
+    states = np.arange(len(found))
     # The schedules with the bits decided so far are the ``span`` from ``low`` on.
     low, span = np.zeros(len(found), np.int64), 1 << depth
     for step in range(1, depth + 1):
         bits = found.bits[low][:, : step - 1].tolist()
-        context = [
-            context_features(
-                text.prompt_tokens, profile.target_ms, profile.mid_ms, step, row, depth
-            )
-            for row in bits
-        ]
-        x = np.concatenate([context, found.signals[states, low, step - 1][:, columns]], axis=1)
         span //= 2
-        low = low + span * (artifact.margins(x) > 0)
+        low = low + span * decide(bits, found.signals[states, low, step - 1], step)
     return low
 
 
-def text_table(
-    text: Text,
-    found: Enumeration,
-    profile: LatencyProfile,
+def scheduler_walk(
     artifact: SchedulerArtifact,
+    found: Enumeration,
+    text: Text,
+    profile: LatencyProfile,
+    max_calls: int | None = None,
+) -> IntArray:
+    """Return the schedule that the scheduler's decisions lead to at each state, by number.
+
+    With ``max_calls`` it may call the mid drafter so often in a round.
+    """
+    columns = [SIGNALS.index(name) for name in artifact.selected_signals]
+
+    def decide(bits: list[list[int]], signals: FloatArray, step: int) -> IntArray:
+        x = np.hstack([contexts(bits, text, profile, step, artifact.depth), signals[:, columns]])
+        wanted = artifact.margins(x) > 0
+        if max_calls is not None:
+            wanted &= np.array([sum(row) < max_calls for row in bits])
+        return wanted.astype(np.int64)
+
+    return walk(found, artifact.depth, decide)
+
+
+def planner_walk(
+    planner: OnlinePlanner, found: Enumeration, text: Text, profile: LatencyProfile
+) -> IntArray:
+    """Return the schedule that online planning leads to at each state, by number."""
+    depth = planner.model.depth
+
+    def decide(bits: list[list[int]], signals: FloatArray, step: int) -> IntArray:
+        return planner.actions(contexts(bits, text, profile, step, depth), signals, step)
+
+    return walk(found, depth, decide)
+
+
+def contexts(
+    bits: list[list[int]], text: Text, profile: LatencyProfile, step: int, depth: int
+) -> FloatArray:
+    """Return the part of z* that does not come from the tree, shape ``[n, 6 + D]``."""
+    rows = [
+        context_features(text.prompt_tokens, profile.target_ms, profile.mid_ms, step, row, depth)
+        for row in bits
+    ]
+    return np.stack(rows)
+
+
+def text_table(
+    text: Text, found: Enumeration, profile: LatencyProfile, choices: dict[str, IntArray]
 ) -> TextTable:
     """Build the table of one turn from the outcomes at each of ``text.roots()``."""
     context = np.array(text.roots()) + 1
     table = TextTable(
         task=text.task,
         prompt_id=text.prompt_id,
+        turn=text.turn,
         tokens=text.answer_tokens,
         accepted=found.accepted,
         ms=np.zeros(0),
-        choice=scheduler_walk(artifact, found, text, profile),
+        choices=choices,
         draft_ms=profile.times(found, context)[1],
         kept=found.kept_nodes,
         context=context,
@@ -165,14 +207,23 @@ def fixed(schedule: int) -> Policy:
     return lambda table, state: schedule
 
 
-def scheduled(table: TextTable, state: int) -> int:
-    """Take the distilled scheduler's schedule."""
-    return int(table.choice[state])
+def chosen(name: str) -> Policy:
+    """Return the policy that takes the schedule of ``table.choices[name]``."""
+    return lambda table, state: int(table.choices[name][state])
 
 
-def oracle(table: TextTable, state: int) -> int:
-    """Take the schedule with the most committed tokens per time at this state."""
-    return int(np.argmax((table.accepted[state] + 1) / table.ms[state]))
+def oracle(depth: int, max_calls: int | None = None) -> Policy:
+    """Return the policy that takes the schedule with the most committed tokens per time.
+
+    With ``max_calls``, of the schedules with so many mid calls at most.
+    """
+    allowed = np.array([max_calls is None or n.bit_count() <= max_calls for n in range(1 << depth)])
+
+    def policy(table: TextTable, state: int) -> int:
+        rate = (table.accepted[state] + 1) / table.ms[state]
+        return int(np.argmax(np.where(allowed, rate, 0.0)))
+
+    return policy
 
 
 def throughput(rows: Sequence[Replayed]) -> float:

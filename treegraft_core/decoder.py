@@ -629,22 +629,31 @@ def decode_plain(
     max_new_tokens: int,
     eos_token_ids: Sequence[int] | None = None,
     sampling: Sampling = GREEDY,
-    model: CachedModel | None = None,
+    caches: Caches | None = None,
+    width: int = 10,
 ) -> Generation:
     """Decode with the target alone, one token a pass; the baseline of every speed-up.
 
-    ``model`` is the target with a cache to use, for example a compiled one (default: a new one).
+    Parameters
+    ----------
+    pair : Pair
+        Its target decodes.
+    prompt_ids, max_new_tokens, eos_token_ids, sampling
+        As for `TreeGraftDecoder.generate`.
+    caches : Caches, optional
+        Shared with decoders of width ``width`` (default: own).
+    width : int
+        W of those decoders.
     """
-    model = model or CachedModel(pair.target)
-    model.reset()
-    chooser = Chooser(sampling)
+    caches = caches or Caches(pair)
     limit = max_context(pair.target)
     prompt = check_prompt(prompt_ids, max_new_tokens, limit, pair.target_vocab)
     eos = set(pair.eos_token_ids if eos_token_ids is None else eos_token_ids)
+    chooser = Chooser(sampling)
     result = Generation()
     pair.synchronize()
     started = time.perf_counter()
-    logits = model.run(prompt, np.arange(len(prompt)), rows=np.array([len(prompt) - 1]))
+    _, logits = caches.read(prompt, width, with_mid=False)
     token = _next(chooser, prompt, logits)
     pair.synchronize()
     result.prefill_ms = 1e3 * (time.perf_counter() - started)
@@ -657,7 +666,7 @@ def decode_plain(
             stop = "context"
         if stop is not None:
             break
-        logits = model.run([token], [len(prompt) + len(result.tokens) - 1])
+        logits = caches.target.run([token], [len(prompt) + len(result.tokens) - 1])
         token = _next(chooser, [*prompt, *result.tokens], logits)
     pair.synchronize()
     result.decode_ms = 1e3 * (time.perf_counter() - started)

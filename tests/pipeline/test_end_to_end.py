@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -41,7 +42,9 @@ OVERRIDES = [
     "distill.max_epochs=4",
     "evaluate.prompts_per_task=4",
     "evaluate.max_new_tokens=12",
-    "evaluate.decode_tokens=12",
+    "evaluate.decode_prompts_per_task=3",
+    "evaluate.warmup_tokens=6",
+    "systems.fastest.candidates=[same,generate,float32]",
     "evaluate.bootstrap=50",
     "check.states=4",
     "check.prompts_per_task=2",
@@ -160,6 +163,68 @@ def test_evaluation_is_printed_with_intervals(done: Path) -> None:
     oracle = next(v for k, v in eta.items() if k.startswith("oracle"))
     assert oracle > 0
     assert (done / "evaluation" / "tiny" / "eta_by_policy.png").stat().st_size > 10_000
+
+
+def results(data: Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((data / "evaluation" / "tiny" / "results.json").read_text())
+    return found
+
+
+def test_every_system_decodes_the_targets_own_tokens(done: Path) -> None:
+    found = results(done)
+    roles = {s["role"] for s in found["systems"]}
+    assert roles >= {"plain", "peer", "small", "mid", "scheduler", "guarded", "fixed", "csd"}
+    assert roles >= {"without_eg", "without_nd", "specinfer", "online", "fastest"}
+    assert len(found["turns"]) == 4  # three prompts, of which the first has two turns
+    for system in found["systems"]:
+        for run in found["runs"][system["name"]]:
+            assert run["tokens"] > 0 and run["ms"] > 0
+            assert run["same"] is (None if system["role"] == "fastest" else True), system
+
+
+def test_predictions_are_of_the_same_rounds(done: Path) -> None:
+    """Where trees are enumerated, replay has the same rounds, A and calls as decoding."""
+    found = results(done)
+    home = next((done / "evaluation" / "tiny").glob("run-*"))
+    records = [t for p in sorted(home.glob("0*.json")) for t in json.loads(p.read_text())["turns"]]
+    assert len(records) == 4
+    for system in found["systems"]:
+        if system["role"] in ("small", "mid", "fixed", "scheduler", "online"):
+            assert system["predicted_from"] == "replay" and system["predicted"] > 0
+    policies = {p["name"]: p for p in found["replay"]["policies"]}
+    assert {"scheduler", "online", "oracle"} <= set(policies)
+    assert policies["oracle"]["eta"] > 0
+    budgets = found["replay"]["by_calls"]
+    assert [b["budget"] for b in budgets] == [0, 1, 2, 3, 4, 5]
+    assert budgets[-1]["oracle"] == pytest.approx(policies["oracle"]["eta"])
+    assert budgets[-1]["scheduler"] == pytest.approx(policies["scheduler"]["eta"])
+
+
+def test_a_run_cut_short_goes_on_and_gives_the_same_tables(done: Path, home: Path) -> None:
+    """What was measured stays as it was; only what is missing is measured again."""
+    before = results(done)
+    folder = next((done / "evaluation" / "tiny").glob("run-*"))
+    parts = sorted(folder.glob("0*.json"))
+    kept = {p: p.read_bytes() for p in parts[:2]}
+    missing = json.loads(parts[2].read_text())["turns"][0]["outputs"]
+    parts[2].unlink()
+    evaluate.run(conf(home, "evaluate"))
+    assert {p: p.read_bytes() for p in kept} == kept
+    again = json.loads(parts[2].read_text())["turns"][0]["outputs"]
+    timed = {"guarded"}  # what the guard does depends on the clock; its tokens do not
+    for name, output in missing.items():
+        assert again[name]["tokens"] == output["tokens"]
+        if name not in timed:
+            rounds = [[r[k] for r in o["rounds"] for k in ("schedule", "accepted", "kept")]
+                      for o in (again[name], output)]  # fmt: skip
+            assert rounds[0] == rounds[1], name
+    after = results(done)
+    for name in before["runs"]:
+        if name not in timed:
+            keys = ("tokens", "rounds", "accepted", "calls", "same")
+            same = [[[r[k] for k in keys] for r in x["runs"][name]] for x in (before, after)]
+            assert same[0] == same[1]
+    assert before["replay"] == after["replay"] or "online" in before["runs"]
 
 
 def test_exported_scheduler_loads(done: Path) -> None:

@@ -1,0 +1,348 @@
+"""Decoding prompts with every system in turn: timed honestly, cut short and gone on with.
+
+Systems take turns prompt by prompt, starting with another each time, so that drift of the machine
+hits all alike. One file a prompt is written when all of its systems are done; a run that was cut
+short goes on with the missing ones.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from tqdm import tqdm
+
+from pipeline.inputs import damaged
+from pipeline.report import machine
+from pipeline.systems import Bench, Output, System
+from pipeline.tasks import TaskPrompt
+from pipeline.texts import Text, fingerprint
+from treegraft_core import InputError, LatencyProfile, Round, Sampling
+from treegraft_core.drafting import MidCall
+from treegraft_core.files import write_json
+
+FORMAT = 1
+CALL_FIELDS = ("refresh_nodes", "expand_nodes", "all_nodes", "pool_nodes", "earlier_picks")
+EXPECTED_SHARE = 0.85
+"""Of the most new tokens, what an answer is expected to take."""
+EXPECTED = {
+    "small": (0.0, 1.5),
+    "mid": (5.0, 2.3),
+    "specinfer": (5.0, 2.2),
+    "csd": (3.0, 1.5),
+    "without_nd": (3.0, 1.9),
+    "without_eg": (3.0, 2.0),
+    "fixed": (3.0, 2.1),
+    "scheduler": (1.0, 1.8),
+    "online": (1.0, 1.8),
+}
+"""Mid calls and committed tokens of a round, to say beforehand what a run will take."""
+ENUMERATED_CALLS = 4.0
+"""Time of enumerating a state, in mid calls."""
+
+
+@dataclass(frozen=True)
+class Turn:
+    """One turn to decode: where it comes from, and its prompt."""
+
+    task: str
+    prompt_id: str
+    turn: int
+    ids: tuple[int, ...]
+
+
+def sampling_config(conf: DictConfig) -> Sampling:
+    """Return the validated way of choosing tokens, with the run's seed."""
+    values = OmegaConf.to_container(conf.sampling, resolve=True)
+    assert isinstance(values, dict)
+    return Sampling(**{str(k): v for k, v in values.items()}, seed=int(conf.seed))
+
+
+def seed_of(seed: int, turn: Turn) -> int:
+    """Return the seed of one turn, the same for every system."""
+    text = json.dumps([seed, turn.task, turn.prompt_id, turn.turn])
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:4], "big")
+
+
+def units(texts: Sequence[Text], prompts: Sequence[TaskPrompt]) -> list[list[Turn]]:
+    """Return the turns of each prompt, in the order of ``prompts``."""
+    turns: dict[tuple[str, str], list[Turn]] = {}
+    for text in texts:
+        ids = tuple(text.tokens[: text.prompt_tokens])
+        where = (text.task, text.prompt_id)
+        turns.setdefault(where, []).append(Turn(*where, text.turn, ids))
+    keys = [(p.task, p.prompt.question_id) for p in prompts]
+    return [turns[key] for key in keys if key in turns]
+
+
+# What it will cost --------------------------------------------------------------------------
+
+
+def expected_minutes(
+    conf: DictConfig, profile: LatencyProfile, prompts: Sequence[TaskPrompt]
+) -> float:
+    """Return what measuring is expected to take, minutes: from the latency profile alone."""
+    tokens = int(conf.evaluate.max_new_tokens)
+    total = 0.0
+    for p in prompts:
+        for turn in p.prompt.turns:
+            context = len(turn) // 4 + tokens // 2 + 40
+            read = float(profile.verify.at(context, 0))
+            each = tokens * EXPECTED_SHARE
+            for options in conf.systems.values():
+                if options.get("ablation") and not in_ablation(conf, p.task):
+                    continue
+                total += each * expected_ms(conf, profile, options, context)
+                total += read * (options.role == "peer")
+            total += read + each * ENUMERATED_CALLS * profile.mid_ms
+    return total / 60e3
+
+
+def expected_ms(
+    conf: DictConfig, profile: LatencyProfile, options: DictConfig, context: int
+) -> float:
+    """Return the expected time of one token under a system, ms."""
+    if options.role not in EXPECTED:
+        return profile.plain_ms
+    calls, committed = EXPECTED[options.role]
+    nodes = int(conf.drafting.depth if options.role == "csd" else conf.drafting.verify_nodes)
+    calls *= conf.drafting.depth / 5
+    return (float(profile.verify.at(nodes + 1, context)) + calls * profile.mid_ms) / committed
+
+
+def in_ablation(conf: DictConfig, task: str) -> bool:
+    """Tell whether ablations run on a task."""
+    return conf.evaluate.ablation_tasks is None or task in conf.evaluate.ablation_tasks
+
+
+# Which run it is ----------------------------------------------------------------------------
+
+
+def settings(
+    bench: Bench, systems: Mapping[str, System], jobs: Sequence[Sequence[Turn]]
+) -> dict[str, Any]:
+    """Return everything that the results depend on; runs that differ in it do not mix."""
+    conf = bench.conf
+    keys = ("systems", "drafting", "runtime", "sampling", "seed")
+    return {
+        "format": FORMAT,
+        "pair": [fingerprint(bench.pair.target), fingerprint(bench.pair.mid)],
+        "dtype": str(bench.pair.target.dtype),
+        "machine": machine(),
+        "scheduler": digest([w.tolist() for w in bench.artifact.weights]),
+        "profile": digest([bench.profile.target_ms, bench.profile.mid_ms]),
+        "value": fingerprint(bench.value.module) if bench.value is not None else None,
+        "turns": digest([[t.task, t.prompt_id, t.turn, t.ids] for unit in jobs for t in unit]),
+        "tasks": {name: system.ablation for name, system in systems.items()},
+        "ablation_tasks": plain(conf.evaluate.ablation_tasks),
+        "max_new_tokens": int(conf.evaluate.max_new_tokens),
+        **{key: plain(conf[key]) for key in keys},
+    }
+
+
+def plain(value: Any) -> Any:
+    """Return a config value as plain data."""
+    return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
+
+
+def digest(value: Any) -> str:
+    """Return a short digest of plain data."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+
+
+# Measuring ----------------------------------------------------------------------------------
+
+
+def measure(
+    bench: Bench,
+    systems: dict[str, System],
+    jobs: Sequence[Sequence[Turn]],
+    warm: Sequence[Turn],
+    folder: Path,
+) -> list[dict[str, Any]]:
+    """Decode every turn with every system; return one record a turn, in order.
+
+    Parameters
+    ----------
+    bench : Bench
+        What the systems share.
+    systems : dict of System
+        Rows of the tables; those with variants get the fastest one.
+    jobs : sequence of sequence of Turn
+        The turns of each prompt.
+    warm : sequence of Turn
+        Decoded before the clock starts, to choose among variants.
+    folder : Path
+        Holds a folder for each run, by its settings.
+    """
+    what = settings(bench, systems, jobs)
+    home = folder / f"run-{digest(what)}"
+    if bench.conf.evaluate.restart:
+        for part in [*home.glob("*.json")]:
+            part.unlink()
+    done = [number for number in range(len(jobs)) if part_path(home, number).is_file()]
+    if done:
+        print(
+            f"{len(done)} of {len(jobs)} prompts were measured before and are in {home}; "
+            "evaluate.restart=true measures them again"
+        )
+    if len(done) < len(jobs):
+        choose_variants(bench, systems, warm or jobs[0][:1], home, what)
+        for number in tqdm(range(len(jobs)), desc="decode", unit="prompt"):
+            if number not in done:
+                records = decode_prompt(bench, systems, jobs[number], number)
+                write_json(part_path(home, number), {"turns": records})
+    else:
+        use_variants(systems, read_run(home))
+    return [record for number in range(len(jobs)) for record in read_part(home, number)]
+
+
+def part_path(home: Path, number: int) -> Path:
+    """Return the file of one prompt."""
+    return home / f"{number:05d}.json"
+
+
+def read_part(home: Path, number: int) -> list[dict[str, Any]]:
+    """Return the records of one prompt."""
+    path = part_path(home, number)
+    try:
+        turns: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["turns"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise InputError(
+            f"{path}: damaged ({error}); delete it and run stage=evaluate again"
+        ) from error
+    return turns
+
+
+def read_run(home: Path) -> dict[str, str]:
+    """Return the variants that a run chose."""
+    path = home / "run.json"
+    try:
+        chosen: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))["chosen"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise damaged(path, "evaluate", error) from error
+    return chosen
+
+
+def choose_variants(
+    bench: Bench,
+    systems: dict[str, System],
+    warm: Sequence[Turn],
+    home: Path,
+    what: dict[str, Any],
+) -> None:
+    """Warm every system up; where there are variants, take the fastest (a run keeps its choice)."""
+    n = int(bench.conf.evaluate.warmup_tokens)
+    sampling = sampling_config(bench.conf)
+    chosen: dict[str, str] = {}
+    if (home / "run.json").is_file():
+        chosen = read_run(home)
+        use_variants(systems, chosen)
+    for system in tqdm(systems.values(), desc="warm up", unit="system"):
+        if system.name in chosen or not system.variants:
+            system.decode(warm[0].ids, n, sampling)
+            continue
+        rates = {}
+        for name, decode in system.variants.items():
+            decode(warm[0].ids, n, sampling)
+            outs = [decode(turn.ids, n, sampling) for turn in warm]
+            rates[name] = sum(o.counted for o in outs) / max(1e-9, sum(o.ms for o in outs))
+        chosen[system.name] = max(rates, key=rates.__getitem__)
+    use_variants(systems, chosen)
+    write_json(home / "run.json", {"settings": what, "chosen": chosen})
+
+
+def use_variants(systems: dict[str, System], chosen: Mapping[str, str]) -> None:
+    """Decode by the chosen variants, and name them in the labels."""
+    for name, variant in chosen.items():
+        if name in systems:
+            system = systems[name]
+            system.decode = system.variants[variant]
+            system.label = f"{system.label} ({variant})"
+
+
+def decode_prompt(
+    bench: Bench, systems: Mapping[str, System], turns: Iterable[Turn], number: int
+) -> list[dict[str, Any]]:
+    """Decode the turns of one prompt with every system that runs on its task."""
+    n = int(bench.conf.evaluate.max_new_tokens)
+    sampling = sampling_config(bench.conf)
+    records = []
+    for turn in turns:
+        names = [
+            name
+            for name, system in systems.items()
+            if not system.ablation or in_ablation(bench.conf, turn.task)
+        ]
+        first = number % len(names)
+        seeded = with_seed(sampling, seed_of(sampling.seed, turn))
+        outputs = {
+            name: systems[name].decode(turn.ids, n, seeded)
+            for name in names[first:] + names[:first]
+        }
+        records.append(
+            {
+                "task": turn.task,
+                "prompt_id": turn.prompt_id,
+                "turn": turn.turn,
+                "prompt_tokens": len(turn.ids),
+                "outputs": {name: output_record(outputs[name]) for name in names},
+            }
+        )
+    return records
+
+
+def with_seed(sampling: Sampling, seed: int) -> Sampling:
+    """Return ``sampling`` under another seed."""
+    return Sampling(
+        sampling.temperature, sampling.top_p, sampling.top_k, sampling.repetition_penalty, seed
+    )
+
+
+def output_record(output: Output) -> dict[str, Any]:
+    """Return an output as plain data."""
+    return {
+        "tokens": output.tokens,
+        "counted": output.counted,
+        "ms": output.ms,
+        "rounds": [round_record(r) for r in output.rounds],
+    }
+
+
+def round_record(r: Round) -> dict[str, Any]:
+    """Return a round as plain data."""
+    return {
+        "schedule": list(r.schedule),
+        "accepted": r.accepted,
+        "committed": r.committed,
+        "context": r.context_tokens,
+        "tree": r.tree_nodes,
+        "kept": r.kept_nodes,
+        "caught_up": r.caught_up,
+        "mode": r.mode,
+        "ms": r.ms,
+        "calls": [[getattr(call, name) for name in CALL_FIELDS] for call in r.calls],
+        "frontiers": r.frontiers,
+        "picks": [[list(p.offsets), p.pool, p.level_pool] for p in r.picks],
+    }
+
+
+def clocked_ms(
+    profile: LatencyProfile, record: Mapping[str, Any], decision_ms: float = 0.0
+) -> float:
+    """Return what the profile says that a recorded round takes, ms."""
+    calls = iter(record["calls"])
+    steps = [
+        MidCall(**dict(zip(CALL_FIELDS, next(calls), strict=True))) if bit else None
+        for bit in record["schedule"]
+    ]
+    return (
+        profile.draft_ms(steps, record["context"])
+        + profile.verify_ms(record["kept"], record["context"])
+        + decision_ms * len(steps)
+    )

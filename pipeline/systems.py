@@ -1,0 +1,272 @@
+"""The systems of the paper's tables, built from the ``system`` configs; each decodes for real."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from pipeline.engine import drafting_config, runtime_config
+from pipeline.features import check_numerator
+from pipeline.peers import Answer, assistant_of, generate
+from pipeline.planning import OnlinePlanner
+from pipeline.value import ValueModel
+from treegraft_core import (
+    AS_DEFINED,
+    Caches,
+    DistilledScheduler,
+    DraftingConfig,
+    FixedSchedule,
+    Generation,
+    InputError,
+    LatencyProfile,
+    Pair,
+    Round,
+    Sampling,
+    Scheduler,
+    SchedulerArtifact,
+    TreeGraftDecoder,
+    decode_plain,
+)
+from treegraft_core.packed import pack_linears
+from treegraft_core.pair import DTYPES, load_target, plain_generation
+
+SCHEDULES = ("small", "mid", "scheduler", "online")
+CANDIDATES = ("same", "generate", "compiled", *DTYPES)
+
+
+@dataclass
+class Output(Answer):
+    """An answer, and the rounds of this project's decoders."""
+
+    rounds: list[Round] = field(default_factory=list)
+
+
+Decode = Callable[[Sequence[int], int, Sampling], Output]
+"""Takes prompt ids, the most new tokens, and how they are chosen."""
+
+
+@dataclass
+class System:
+    """One row of the tables.
+
+    Attributes
+    ----------
+    name, label, role : str
+        Key in the config, name in tables, what it stands for in them.
+    decode : callable
+        Decodes one prompt.
+    variants : dict of callable
+        Ways to decode of which the fastest in the warm-up becomes ``decode``.
+    bits : str or None
+        Its schedule, if it always takes the same.
+    config : DraftingConfig or None
+        Its drafting rules; None for what drafts nothing here.
+    ablation : bool
+        It runs on ``evaluate.ablation_tasks`` only.
+    exact : bool
+        Its tokens are those of ``plain`` in the target's dtype.
+    """
+
+    name: str
+    label: str
+    role: str
+    decode: Decode
+    variants: dict[str, Decode] = field(default_factory=dict)
+    bits: str | None = None
+    config: DraftingConfig | None = None
+    ablation: bool = False
+    exact: bool = True
+
+
+def output(done: Generation) -> Output:
+    """Return a generation of this project's runtime: the first token came with the prompt."""
+    return Output(done.tokens, max(0, len(done.tokens) - 1), done.decode_ms, done.rounds)
+
+
+@dataclass
+class Bench:
+    """What all systems of a run share.
+
+    Attributes
+    ----------
+    conf : DictConfig
+        The composed configuration.
+    pair : Pair
+        Target and mid drafter.
+    profile : LatencyProfile
+        Of the pair on this machine.
+    artifact : SchedulerArtifact
+        The distilled scheduler.
+    value : ValueModel or None
+        For online planning.
+    """
+
+    conf: DictConfig
+    pair: Pair
+    profile: LatencyProfile
+    artifact: SchedulerArtifact
+    value: ValueModel | None
+
+    def __post_init__(self) -> None:
+        self.caches = Caches(self.pair)
+        self.width = drafting_config(self.conf).width
+
+    def build(self) -> dict[str, System]:
+        """Return the configured systems, in the order of the config."""
+        found = {}
+        for name, options in self.conf.systems.items():
+            system = self._build(str(name), options)
+            if system is not None:
+                found[system.name] = system
+        missing = {"plain", "generate"} - set(found)
+        if missing:
+            raise InputError(
+                f"system={list(found)}: lacks {', '.join(sorted(missing))}, which all others are "
+                "compared with; add it"
+            )
+        return found
+
+    def _build(self, name: str, options: DictConfig) -> System | None:
+        make = partial(System, name, str(options.label), str(options.role))
+        if options.role == "plain":
+            return make(self._plain)
+        if options.role == "fastest":
+            return make(self._plain, self._candidates(options), exact=False)
+        if options.role == "peer":
+            return make(*self._peer(name, options))
+        return self._tree(name, options, make)
+
+    def _plain(self, ids: Sequence[int], n: int, sampling: Sampling) -> Output:
+        return output(
+            decode_plain(self.pair, ids, n, sampling=sampling, caches=self.caches, width=self.width)
+        )
+
+    # Peers ----------------------------------------------------------------------------------
+
+    def _peer(self, name: str, options: DictConfig) -> tuple[Decode, dict[str, Decode]]:
+        if options.kind == "generate":
+            return self._generate(self.pair), {}
+        lengths = [int(n) for n in options.draft_tokens]
+        if not lengths or min(lengths) < 1:
+            raise InputError(
+                f"systems.{name}.draft_tokens={lengths}: give one or more numbers of at least 1"
+            )
+        variants = {str(n): self._drafting_peer(name, options, n) for n in lengths}
+        return next(iter(variants.values())), variants
+
+    def _drafting_peer(self, name: str, options: DictConfig, length: int) -> Decode:
+        if options.kind == "prompt_lookup":
+            return self._generate(self.pair, prompt_lookup_num_tokens=length)
+        if options.kind != "assisted":
+            raise InputError(
+                f"systems.{name}.kind={options.kind}: choose one of generate, assisted, "
+                "prompt_lookup"
+            )
+        assistant = assistant_of(self.pair)
+        assistant.generation_config.num_assistant_tokens = length
+        return self._generate(self.pair, assistant_model=assistant)
+
+    @staticmethod
+    def _generate(pair: Pair, **named: Any) -> Decode:
+        def decode(ids: Sequence[int], n: int, sampling: Sampling) -> Output:
+            done = generate(pair, ids, n, sampling, **named)
+            return Output(done.tokens, done.counted, done.ms)
+
+        return decode
+
+    # The fastest plain decoding -------------------------------------------------------------
+
+    def _candidates(self, options: DictConfig) -> dict[str, Decode]:
+        found: dict[str, Decode] = {}
+        own = str(self.pair.target.dtype).removeprefix("torch.")
+        for name in map(str, options.candidates):
+            if name not in CANDIDATES:
+                raise InputError(
+                    f"systems.fastest.candidates: holds {name}; choose from {', '.join(CANDIDATES)}"
+                )
+            if name == "same":
+                found[f"own runtime, {own}"] = self._plain
+            elif name == "generate":
+                found[f"transformers generate, {own}"] = self._generate(self.pair)
+            elif name == "compiled":
+                found[f"own runtime, compiled, {own}"] = self._with_caches(
+                    self.pair, Caches(self.pair, compile=True)
+                )
+            elif name != own:
+                other = self._in_dtype(name)
+                found[f"own runtime, {name}"] = self._with_caches(other, Caches(other))
+        return found
+
+    def _with_caches(self, pair: Pair, caches: Caches) -> Decode:
+        return lambda ids, n, sampling: output(
+            decode_plain(pair, ids, n, sampling=sampling, caches=caches, width=self.width)
+        )
+
+    def _in_dtype(self, dtype: str) -> Pair:
+        conf = self.conf
+        target, _ = load_target(
+            str(conf.pair.target.path),
+            str(self.pair.device),
+            dtype,
+            Path(conf.paths.cache) / "models",
+        )
+        if conf.engine.pack:
+            pack_linears(target)
+        plain_generation(target)
+        return replace(self.pair, target=target, mid=target)
+
+    # Trees ----------------------------------------------------------------------------------
+
+    def _tree(self, name: str, options: DictConfig, make: Callable[..., System]) -> System | None:
+        config = self.drafting(options)
+        schedule = str(options.schedule)
+        bits = self.bits(schedule, config.depth)
+        if bits is None and schedule not in SCHEDULES:
+            if set(schedule) <= {"0", "1"}:
+                print(
+                    f"note: systems.{name}.schedule={schedule} has {len(schedule)} steps, "
+                    f"drafting.depth is {config.depth}: left out"
+                )
+                return None
+            raise InputError(
+                f"systems.{name}.schedule={schedule}: give {', '.join(SCHEDULES)}, or one 0 or 1 "
+                "for each drafting step, quoted"
+            )
+        decoder = TreeGraftDecoder(
+            self.pair,
+            self._scheduler(schedule, bits),
+            config,
+            self.profile,
+            runtime=runtime_config(self.conf) if options.guard else AS_DEFINED,
+            log_picks=True,
+            caches=None if options.guard and self.conf.runtime.compile else self.caches,
+        )
+
+        def decode(ids: Sequence[int], n: int, sampling: Sampling) -> Output:
+            return output(decoder.generate(ids, n, sampling=sampling))
+
+        return make(decode, bits=bits, config=config, ablation=bool(options.ablation))
+
+    def drafting(self, options: DictConfig) -> DraftingConfig:
+        """Return the drafting rules of a system: the configured ones, with its own on top."""
+        merged = OmegaConf.merge(self.conf.drafting, options.drafting)
+        return drafting_config(OmegaConf.create({"drafting": merged}))
+
+    @staticmethod
+    def bits(schedule: str, depth: int) -> str | None:
+        """Return the bits of a fixed schedule of ``depth`` steps, or None if it is not one."""
+        bits = {"small": "0" * depth, "mid": "1" * depth}.get(schedule, schedule)
+        return bits if len(bits) == depth and set(bits) <= {"0", "1"} else None
+
+    def _scheduler(self, schedule: str, bits: str | None) -> Scheduler:
+        if bits is not None:
+            return FixedSchedule([int(bit) for bit in bits])
+        if schedule == "scheduler":
+            return DistilledScheduler(self.artifact)
+        assert self.value is not None
+        return OnlinePlanner(self.value, check_numerator(self.conf))
