@@ -7,7 +7,7 @@ PY := $(VENV)/bin/python
 RUN := $(PY) -m pipeline.run
 READY := $(VENV)/.ready
 
-.PHONY: setup profile collect distill evaluate check drafter generalise test bench lint clean
+.PHONY: setup profile collect distill evaluate report check drafter generalise test bench lint clean
 .NOTPARALLEL:
 
 setup: $(READY)
@@ -36,6 +36,9 @@ distill: $(READY)
 
 evaluate: $(READY)
 	$(RUN) stage=evaluate $(ARGS)
+
+report: $(READY)
+	$(RUN) stage=report $(ARGS)
 
 check: $(READY)
 	$(RUN) stage=check $(ARGS)
