@@ -378,8 +378,8 @@ def warm_up_turns(texts: Sequence[Text], decoded: Sequence[TaskPrompt], count: i
     """Return turns to warm up on: of prompts that are not measured, if there are any."""
     measured = {(p.task, p.prompt.question_id) for p in decoded}
     others = [t for t in texts if (t.task, t.prompt_id) not in measured] or list(texts)
-    short = sorted(others, key=lambda t: (t.prompt_tokens, t.task, t.prompt_id))[:count]
-    return [Turn(t.task, t.prompt_id, t.turn, tuple(t.tokens[: t.prompt_tokens])) for t in short]
+    spread = [others[i * len(others) // count] for i in range(min(count, len(others)))]
+    return [Turn(t.task, t.prompt_id, t.turn, tuple(t.tokens[: t.prompt_tokens])) for t in spread]
 
 
 def run(conf: DictConfig) -> None:

@@ -18,6 +18,7 @@ from treegraft_core import InputError
 
 CONF = Path(__file__).resolve().parent.parent / "conf"
 USAGE_STATUS = 2
+INTERRUPTED_STATUS = 130
 MANY = 10**9
 RANGES = {
     "seed": (0, 2**32 - 1),
@@ -142,6 +143,9 @@ def run(conf: DictConfig) -> None:
         hydra.utils.get_method(conf.stage.run._target_)(conf)
     except InputError as error:
         raise SystemExit(fail(str(error))) from error
+    except KeyboardInterrupt:
+        print("\nstopped; what was written stays", file=sys.stderr, flush=True)
+        raise SystemExit(INTERRUPTED_STATUS) from None
     except OSError as error:
         if error.filename is None:
             raise
