@@ -46,16 +46,16 @@ check: $(READY)
 drafter: $(READY)
 	$(RUN) stage=drafter $(ARGS)
 
-# One scheduler for two students of the embedded target, judged on both and on a third that it has
-# not seen; a student that is not there is distilled first.
-generalise: $(READY) data/drafters/smollm2-135m-2l data/drafters/smollm2-135m-8l
-	$(MAKE) collect ARGS="pair=smollm2-135m-2l $(ARGS)"
-	$(MAKE) collect ARGS="pair=smollm2-135m $(ARGS)"
+# One scheduler for two students of the embedded target, judged on both and on others that it has not
+# seen: UNSEEN="smollm2-135m-2l smollm2-135m-8l" distils the eight-layer one first, if it is not there.
+UNSEEN ?= smollm2-135m-2l
+FITTED := smollm2-135m-1l smollm2-135m
+generalise: $(READY) $(UNSEEN:%=data/drafters/%)
+	for pair in $(FITTED); do $(MAKE) collect ARGS="pair=$$pair $(ARGS)" || exit; done
 	$(MAKE) distill ARGS="fit=embedded $(ARGS)"
-	$(MAKE) profile ARGS="pair=smollm2-135m-8l $(ARGS)"
-	$(MAKE) evaluate ARGS="pair=smollm2-135m-2l fit=embedded $(ARGS)"
-	$(MAKE) evaluate ARGS="pair=smollm2-135m fit=embedded $(ARGS)"
-	$(MAKE) evaluate ARGS="pair=smollm2-135m-8l fit=embedded $(ARGS)"
+	for pair in $(UNSEEN); do $(MAKE) profile ARGS="pair=$$pair $(ARGS)" || exit; done
+	for pair in $(FITTED) $(UNSEEN); do \
+	  $(MAKE) evaluate ARGS="pair=$$pair fit=embedded $(ARGS)" || exit; done
 	$(RUN) stage=report $(ARGS)
 
 data/drafters/smollm2-135m-%: | $(READY)
