@@ -42,6 +42,7 @@ EXPECTED = {
     "online": (1.0, 1.8),
 }
 """Mid calls and committed tokens of a round, to say beforehand what a run will take."""
+WARM_UP_TOKENS = 4
 ENUMERATED_CALLS = 4.0
 """Time of enumerating a state, in mid calls."""
 
@@ -245,11 +246,11 @@ def choose_variants(
         use_variants(systems, chosen)
     for system in tqdm(systems.values(), desc="warm up", unit="system"):
         if system.name in chosen or not system.variants:
-            system.decode(warm[0].ids, n, sampling)
+            system.decode(warm[0].ids, WARM_UP_TOKENS, sampling)
             continue
         rates = {}
         for name, decode in system.variants.items():
-            decode(warm[0].ids, n, sampling)
+            decode(warm[0].ids, WARM_UP_TOKENS, sampling)
             outs = [decode(turn.ids, n, sampling) for turn in warm]
             rates[name] = sum(o.counted for o in outs) / max(1e-9, sum(o.ms for o in outs))
         chosen[system.name] = max(rates, key=rates.__getitem__)

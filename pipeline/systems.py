@@ -224,22 +224,23 @@ class Bench:
 
     def _tree(self, name: str, options: DictConfig, make: Callable[..., System]) -> System | None:
         config = self.drafting(options)
-        schedule = str(options.schedule)
-        bits = self.bits(schedule, config.depth)
-        if bits is None and schedule not in SCHEDULES:
-            if set(schedule) <= {"0", "1"}:
-                print(
-                    f"note: systems.{name}.schedule={schedule} has {len(schedule)} steps, "
-                    f"drafting.depth is {config.depth}: left out"
-                )
-                return None
+        schedule = options.schedule
+        given = list(schedule) if OmegaConf.is_list(schedule) else None
+        if (given is None and schedule not in SCHEDULES) or (given and not set(given) <= {0, 1}):
             raise InputError(
-                f"systems.{name}.schedule={schedule}: give {', '.join(SCHEDULES)}, or one 0 or 1 "
-                "for each drafting step, quoted"
+                f"systems.{name}.schedule={schedule}: give one of {', '.join(SCHEDULES)}, or a "
+                "list of one 0 or 1 for each drafting step"
             )
+        if given is not None and len(given) != config.depth:
+            print(
+                f"note: systems.{name}.schedule={given} has {len(given)} steps, drafting.depth is "
+                f"{config.depth}: left out"
+            )
+            return None
+        bits = schedule_bits(schedule, config.depth)
         decoder = TreeGraftDecoder(
             self.pair,
-            self._scheduler(schedule, bits),
+            self._scheduler(str(schedule), bits),
             config,
             self.profile,
             runtime=runtime_config(self.conf) if options.guard else AS_DEFINED,
@@ -250,18 +251,13 @@ class Bench:
         def decode(ids: Sequence[int], n: int, sampling: Sampling) -> Output:
             return output(decoder.generate(ids, n, sampling=sampling))
 
-        return make(decode, bits=bits, config=config, ablation=bool(options.ablation))
+        system = make(decode, bits=bits, config=config, ablation=bool(options.ablation))
+        return replace(system, label=f"{system.label} {bits}") if system.role == "fixed" else system
 
     def drafting(self, options: DictConfig) -> DraftingConfig:
         """Return the drafting rules of a system: the configured ones, with its own on top."""
         merged = OmegaConf.merge(self.conf.drafting, options.drafting)
         return drafting_config(OmegaConf.create({"drafting": merged}))
-
-    @staticmethod
-    def bits(schedule: str, depth: int) -> str | None:
-        """Return the bits of a fixed schedule of ``depth`` steps, or None if it is not one."""
-        bits = {"small": "0" * depth, "mid": "1" * depth}.get(schedule, schedule)
-        return bits if len(bits) == depth and set(bits) <= {"0", "1"} else None
 
     def _scheduler(self, schedule: str, bits: str | None) -> Scheduler:
         if bits is not None:
@@ -270,3 +266,10 @@ class Bench:
             return DistilledScheduler(self.artifact)
         assert self.value is not None
         return OnlinePlanner(self.value, check_numerator(self.conf))
+
+
+def schedule_bits(schedule: Any, depth: int) -> str | None:
+    """Return the bits of a schedule that is always the same, or None."""
+    if OmegaConf.is_list(schedule):
+        return "".join(str(int(bit)) for bit in schedule)
+    return {"small": "0" * depth, "mid": "1" * depth}.get(schedule)
