@@ -31,8 +31,7 @@ def choices() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("group", "name"), choices())
 def test_every_choice_composes_and_resolves(group: str, name: str) -> None:
-    prefix = "+" if group == "experiment" else ""
-    conf = composed("stage=collect", f"{prefix}{group}={name}", *REQUIRED.get((group, name), []))
+    conf = composed("stage=collect", f"{group}={name}", *REQUIRED.get((group, name), []))
     assert not OmegaConf.missing_keys(conf)
     OmegaConf.to_container(conf, resolve=True)
 
