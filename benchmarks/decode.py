@@ -264,7 +264,7 @@ def split(conf: DictConfig, count: int) -> tuple[list[TaskPrompt], list[TaskProm
 
     The shipped task has a file for each; any other is halved.
     """
-    if conf.task.path is None and conf.task.hub is None:
+    if conf.task.collect is not None:
         return load_prompts(conf, "collect", 1), load_prompts(conf, "evaluate", count)
     prompts = load_prompts(conf, "evaluate", 2 * count)
     return prompts[1::2], prompts[::2]

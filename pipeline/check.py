@@ -209,6 +209,8 @@ def check_lossless(
     }
     for p in tqdm(prompts, desc="lossless", unit="prompt"):
         ids = chat_ids(pair.tokenizer, [{"role": "user", "content": p.prompt.turns[0]}])
+        if len(ids) >= pair.max_context:
+            continue  # `greedy_texts` has named it
         with torch.inference_mode():
             out = pair.target.generate(
                 torch.tensor([ids], device=pair.device),
