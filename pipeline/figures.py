@@ -23,6 +23,7 @@ from pipeline.results import (
     Policy,
     Replay,
     Results,
+    System,
     role_speedup,
     task_label,
 )
@@ -114,10 +115,21 @@ def speedups(results: Results) -> Any:
     if any(s.predicted is not None for s in systems):
         axes.plot([], [], "D", color=VERMILION, markersize=7, fillstyle="none", label="predicted")
     axes.axvline(1, color=BLACK, linestyle="--", linewidth=1, label="plain decoding")
-    axes.set_yticks(range(len(systems)), _short(s.label for s in systems))
+    axes.set_yticks(range(len(systems)), _with_turns(results, systems))
     axes.set_ylim(len(systems) - 0.4, -0.6)
     _legend(figure, 3)
     return figure
+
+
+def _with_turns(results: Results, systems: Sequence[System]) -> list[str]:
+    """Return the labels, with the turns of a system that did not run on all of them."""
+    labels = _short(s.label for s in systems)
+    turns = [len(results.turns(s.name)) for s in systems]
+    most = max(turns)
+    return [
+        label if n == most else f"{label}, {n} turns"
+        for label, n in zip(labels, turns, strict=True)
+    ]
 
 
 def by_task(results: Results) -> Any:

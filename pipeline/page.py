@@ -346,7 +346,6 @@ def report(found: Sequence[Results], folder: Path) -> list[Block]:
             f"{', '.join(results.pair for results in found)}. Figures of the paper (arXiv "
             "2608.26112) were measured on 2 × A100 with other models: compare shapes."
         ),
-        *settings(found),
         *speed_by_task(found),
         *generalisation(found),
     ]
@@ -361,7 +360,7 @@ def report(found: Sequence[Results], folder: Path) -> list[Block]:
             *cost(results, pictures),
             *budget(results, pictures),
         ]
-    return blocks
+    return [*blocks, *settings(found)]
 
 
 def run(conf: DictConfig) -> None:

@@ -499,6 +499,7 @@ def _main_row(results: Results, system: System) -> dict[str, Any]:
     error = 100 * (predicted / times.value - 1)
     return {
         "system": system.label,
+        "turns": len(results.turns(name)),
         "tokens/s": results.rate(name),
         "× plain": "1.00" if name == plain else times.text(),
         "× fastest plain": over(results, name, fastest),
