@@ -96,6 +96,16 @@ class Regressor(LightningModule):
             getattr(self, f"{name}_mean").copy_(torch.from_numpy(mean))
             getattr(self, f"{name}_std").copy_(torch.from_numpy(std))
 
+    @torch.no_grad()
+    def ignore_constant(self, x: FloatArray) -> None:
+        """Give no weight to inputs that are the same in all training rows ``x [n, inputs]``.
+
+        Nothing is learned about them: with the weights of the start, another T_tgt, as of a latency
+        profile measured again, would change the output by chance.
+        """
+        first = next(layer for layer in self.net.modules() if isinstance(layer, nn.Linear))
+        first.weight[:, torch.from_numpy(x.max(axis=0) == x.min(axis=0))] = 0.0
+
     def standardise(self, values: FloatArray, name: str) -> Tensor:
         """Return ``(values − mean) / std`` of ``name`` ("x" or "y") in the weights' dtype."""
         mean, std = getattr(self, f"{name}_mean"), getattr(self, f"{name}_std")
@@ -179,6 +189,7 @@ def fit(
     options, seed = module.options, int(stage.conf.seed)
     assert options is not None
     module.set_stats(x[~held], y[~held])
+    module.ignore_constant(x[~held])
     z, t, held_rows = module.standardise(x, "x"), module.standardise(y, "y"), torch.tensor(held)
     train = Batches(z[~held_rows], t[~held_rows], int(options.batch_size), seed)
     valid = Batches(z[held_rows], t[held_rows], CHUNK, None)

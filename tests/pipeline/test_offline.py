@@ -33,6 +33,7 @@ from pipeline.features import (
     value_inputs,
 )
 from pipeline.training import column_stats
+from pipeline.value import load_value
 from tests.pipeline.synthetic import DEPTH, RULE_SIGNAL, TASKS, THRESHOLD, write_trajectories
 from treegraft_core import SIGNALS, InputError, load_scheduler
 from treegraft_core.signals import context_features
@@ -197,6 +198,20 @@ def test_the_distilled_scheduler_follows_the_planted_rule(data: Path, pair: str)
     labels = pq.read_table(data / "labels" / pair / "labels.parquet").to_pandas()
     calls = scheduler.margins(labels[list(scheduler.input_names)].to_numpy(np.float64)) > 0
     assert (calls == (labels[RULE_SIGNAL] > THRESHOLD)).mean() > 0.93
+
+
+def test_what_never_varied_has_no_weight(data: Path, pair: str) -> None:
+    """A latency profile measured again does not change decisions by chance."""
+    scheduler = load_scheduler(data / "schedulers" / pair)
+    labels = pq.read_table(data / "labels" / pair / "labels.parquet").to_pandas()
+    x = labels[list(scheduler.input_names)].to_numpy(np.float64)[:200]
+    every = labels[list(scheduler.input_names)].to_numpy(np.float64)
+    constant = every.max(axis=0) == every.min(axis=0)
+    assert constant.any() and not constant.all()
+    np.testing.assert_array_equal(scheduler.margins(x), scheduler.margins(x + 7.0 * constant))
+    value = load_value(data / "value" / pair)
+    first = value.module.net.trunk[0].weight.detach()
+    assert float(first[:, : len(constant)][:, torch.from_numpy(constant)].abs().max()) == 0
 
 
 def test_both_formats_hold_the_same_numbers_and_their_provenance(data: Path, pair: str) -> None:
