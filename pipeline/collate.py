@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from omegaconf import OmegaConf
 
+from pipeline.engine import drafting_config
 from pipeline.measure import clocked_ms, sampling_config
 from pipeline.replay import Replayed, chosen, fixed, oracle, replay
 from pipeline.report import git_sha, machine
@@ -44,22 +45,23 @@ def predict(
     decoding. ``counts``: trees that are not enumerated; the rounds that were decoded, timed by the
     latency profile.
     """
-    found = {}
+    found, rules = {}, drafting_config(bench.conf)
     tables = {(t.task, t.prompt_id, t.turn): t for t in verdict.tables} if verdict else {}
     for name, system in systems.items():
         if system.config is None or system.role == "guarded":
             continue
         rows = [r for r in records if name in r["outputs"]]
+        enumerated = system.config == rules and system.role not in PREDICTED_BY_COUNTS
         policy = None
-        if system.bits is not None and system.role not in PREDICTED_BY_COUNTS:
+        if enumerated and system.bits is not None:
             policy = fixed(int(system.bits, 2))
-        elif system.role in PREDICTED_BY_REPLAY:
+        elif enumerated and system.role in PREDICTED_BY_REPLAY:
             policy = chosen(system.role)
+        each = verdict.decision_ms.get(system.role, 0.0) if verdict else 0.0
         if policy is None:
-            done, source = [clocked(bench, name, r) for r in rows], "counts"
+            done, source = [clocked(bench, name, r, each) for r in rows], "counts"
         else:
             there = [tables[turn_key(r)] for r in rows if turn_key(r) in tables]
-            each = verdict.decision_ms.get(system.role, 0.0) if verdict else 0.0
             cost = each * system.config.depth
             done, source = [replay(t, policy, cost) for t in there], "replay"
         ms = sum(d.ms for d in done)
@@ -69,10 +71,10 @@ def predict(
     return found
 
 
-def clocked(bench: Bench, name: str, record: Record) -> Replayed:
+def clocked(bench: Bench, name: str, record: Record, decision_ms: float) -> Replayed:
     """Return a turn's tokens, and the time of its rounds by the latency profile."""
     output = record["outputs"][name]
-    ms = sum(clocked_ms(bench.profile, r) for r in output["rounds"])
+    ms = sum(clocked_ms(bench.profile, r, decision_ms) for r in output["rounds"])
     return Replayed(tokens=output["counted"], ms=ms)
 
 

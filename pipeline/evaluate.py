@@ -42,7 +42,7 @@ from pipeline.results import ablation_table, load_results, main_table, orderings
 from pipeline.systems import Bench, System
 from pipeline.tasks import TaskPrompt, first_of_each, load_prompts, prompt_source
 from pipeline.texts import Text, greedy_texts, left_out
-from pipeline.value import load_value
+from pipeline.value import ValueModel, load_value
 from treegraft_core import (
     DraftingConfig,
     InputError,
@@ -354,6 +354,19 @@ def open_scheduler(conf: DictConfig, config: DraftingConfig) -> SchedulerArtifac
     return artifact
 
 
+def open_value(conf: DictConfig, config: DraftingConfig) -> ValueModel | None:
+    """Load the value network if a system plans with it; check that it fits the drafting depth."""
+    if all(options.get("schedule") != "online" for options in conf.systems.values()):
+        return None
+    value = load_value(Path(conf.paths.value))
+    if value.depth != config.depth:
+        raise InputError(
+            f"drafting.depth={config.depth}: the value network in {conf.paths.value} was fitted "
+            f"for depth {value.depth}; collect and distil for this depth"
+        )
+    return value
+
+
 def note_other_rules(artifact: SchedulerArtifact, config: DraftingConfig) -> None:
     """Say so when the scheduler was distilled from trees grown by other rules."""
     trained = artifact.metadata.get("drafting", {})
@@ -378,7 +391,8 @@ def warm_up_turns(texts: Sequence[Text], decoded: Sequence[TaskPrompt], count: i
     """Return turns to warm up on: of prompts that are not measured, if there are any."""
     measured = {(p.task, p.prompt.question_id) for p in decoded}
     others = [t for t in texts if (t.task, t.prompt_id) not in measured] or list(texts)
-    spread = [others[i * len(others) // count] for i in range(min(count, len(others)))]
+    count = min(count, len(others))
+    spread = [others[i * len(others) // count] for i in range(count)]
     return [Turn(t.task, t.prompt_id, t.turn, tuple(t.tokens[: t.prompt_tokens])) for t in spread]
 
 
@@ -387,9 +401,13 @@ def run(conf: DictConfig) -> None:
     config = drafting_config(conf)
     profile = open_profile(conf)
     artifact = open_scheduler(conf, config)
-    online = any(options.get("schedule") == "online" for options in conf.systems.values())
-    value = load_value(Path(conf.paths.value)) if online else None
+    value = open_value(conf, config)
     sampling = sampling_config(conf)
+    if not (conf.evaluate.decode or sampling.untouched):
+        raise InputError(
+            "evaluate.decode=false: leaves replay only, which is of greedy decoding; give "
+            "evaluate.decode=true or leave sampling.* as it is"
+        )
     prompts, decoded = evaluated_prompts(conf)
     announce(conf, profile, decoded)
     folder = Path(conf.paths.evaluation)
@@ -407,6 +425,11 @@ def run(conf: DictConfig) -> None:
             config,
             Path(conf.paths.cache) / "texts",
         )
+        if sampling.untouched and not any(text.roots() for text in texts):
+            raise InputError(
+                f"evaluate.max_new_tokens={conf.evaluate.max_new_tokens}: no answer of two tokens "
+                "or more; raise it or give other prompts"
+            )
         stage.metrics["texts_cut_at_a_tie"] = cut
         stage.metrics["prompts_left_out"] = len(left_out(prompts, texts))
         jobs = units(texts, decoded)
@@ -449,11 +472,6 @@ def replay_texts(
         decision_ms["online"] = profile.signals_ms + search
         stage.metrics["online_decision_ms"] = search
     tables = build_tables(bench, texts, config, planner)
-    if not tables:
-        raise InputError(
-            f"evaluate.max_new_tokens={conf.evaluate.max_new_tokens}: no answer of two tokens or "
-            "more; raise it or give other prompts"
-        )
     verdict = Verdict(
         tables,
         replay_all(tables, config.depth, decision_ms),

@@ -10,14 +10,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from pipeline.inputs import damaged
+from pipeline.features import check_numerator
 from pipeline.report import machine
 from pipeline.systems import Bench, Output, System
 from pipeline.tasks import TaskPrompt
@@ -27,6 +27,7 @@ from treegraft_core.drafting import MidCall
 from treegraft_core.files import write_json
 
 FORMAT = 1
+OUTPUT_FIELDS = ("tokens", "counted", "ms", "rounds")
 CALL_FIELDS = ("refresh_nodes", "expand_nodes", "all_nodes", "pool_nodes", "earlier_picks")
 EXPECTED_SHARE = 0.85
 """Of the most new tokens, what an answer is expected to take."""
@@ -43,6 +44,8 @@ EXPECTED = {
 }
 """Mid calls and committed tokens of a round, to say beforehand what a run will take."""
 WARM_UP_TOKENS = 4
+LEAST_SAMPLING = {"temperature": 1e-4, "repetition_penalty": 1e-3}
+"""Below these, logits overflow."""
 ENUMERATED_CALLS = 4.0
 """Time of enumerating a state, in mid calls."""
 
@@ -61,7 +64,15 @@ def sampling_config(conf: DictConfig) -> Sampling:
     """Return the validated way of choosing tokens, with the run's seed."""
     values = OmegaConf.to_container(conf.sampling, resolve=True)
     assert isinstance(values, dict)
-    return Sampling(**{str(k): v for k, v in values.items()}, seed=int(conf.seed))
+    sampling = Sampling(**{str(k): v for k, v in values.items()}, seed=int(conf.seed))
+    for name, least in LEAST_SAMPLING.items():
+        value = getattr(sampling, name)
+        if 0 < value < least:
+            raise InputError(
+                f"sampling.{name}={value}: logits overflow; must be at least {least}"
+                f"{', or 0 (greedy)' if name == 'temperature' else ''}"
+            )
+    return sampling
 
 
 def seed_of(seed: int, turn: Turn) -> int:
@@ -118,7 +129,13 @@ def expected_ms(
 
 def in_ablation(conf: DictConfig, task: str) -> bool:
     """Tell whether ablations run on a task."""
-    return conf.evaluate.ablation_tasks is None or task in conf.evaluate.ablation_tasks
+    tasks = conf.evaluate.ablation_tasks
+    if tasks is not None and not OmegaConf.is_list(tasks):
+        raise InputError(
+            f"evaluate.ablation_tasks={tasks}: give a list of tasks, such as [{task}], or null for "
+            "all"
+        )
+    return tasks is None or task in tasks
 
 
 # Which run it is ----------------------------------------------------------------------------
@@ -128,16 +145,25 @@ def settings(
     bench: Bench, systems: Mapping[str, System], jobs: Sequence[Sequence[Turn]]
 ) -> dict[str, Any]:
     """Return everything that the results depend on; runs that differ in it do not mix."""
-    conf = bench.conf
+    conf, value = bench.conf, bench.value
+    clock = asdict(bench.profile) | {"meta": None}
     keys = ("systems", "drafting", "runtime", "sampling", "seed")
     return {
         "format": FORMAT,
         "pair": [fingerprint(bench.pair.target), fingerprint(bench.pair.mid)],
+        "eos": list(bench.pair.eos_token_ids),
         "dtype": str(bench.pair.target.dtype),
+        "device": str(bench.pair.device),
+        "pack": bool(conf.engine.pack),
         "machine": machine(),
-        "scheduler": digest([w.tolist() for w in bench.artifact.weights]),
-        "profile": digest([bench.profile.target_ms, bench.profile.mid_ms]),
-        "value": fingerprint(bench.value.module) if bench.value is not None else None,
+        "scheduler": digest(bench.artifact.literal()),
+        "profile": digest(clock),
+        "value": value
+        and [
+            fingerprint(value.module),
+            digest([value.signals, value.low.tolist(), value.high.tolist()]),
+            check_numerator(conf),
+        ],
         "turns": digest([[t.task, t.prompt_id, t.turn, t.ids] for unit in jobs for t in unit]),
         "tasks": {name: system.ablation for name, system in systems.items()},
         "ablation_tasks": plain(conf.evaluate.ablation_tasks),
@@ -186,21 +212,27 @@ def measure(
     if bench.conf.evaluate.restart:
         for part in [*home.glob("*.json")]:
             part.unlink()
-    done = [number for number in range(len(jobs)) if part_path(home, number).is_file()]
+    done = {
+        number: read_part(home, number, jobs[number])
+        for number in range(len(jobs))
+        if part_path(home, number).is_file()
+    }
+    chosen = read_run(home, systems) if done or (home / "run.json").is_file() else {}
     if done:
         print(
             f"{len(done)} of {len(jobs)} prompts were measured before and are in {home}; "
             "evaluate.restart=true measures them again"
         )
-    if len(done) < len(jobs):
-        choose_variants(bench, systems, warm or jobs[0][:1], home, what)
-        for number in tqdm(range(len(jobs)), desc="decode", unit="prompt"):
-            if number not in done:
-                records = decode_prompt(bench, systems, jobs[number], number)
-                write_json(part_path(home, number), {"turns": records})
-    else:
-        use_variants(systems, read_run(home))
-    return [record for number in range(len(jobs)) for record in read_part(home, number)]
+    missing = [number for number in range(len(jobs)) if number not in done]
+    if missing:
+        chosen = choose_variants(bench, systems, warm or jobs[0][:1], chosen)
+        write_json(home / "run.json", {"settings": what, "chosen": chosen})
+    use_variants(systems, chosen)
+    for number in tqdm(missing, desc="decode", unit="prompt"):
+        records = decode_prompt(bench, systems, jobs[number], number)
+        write_json(part_path(home, number), {"turns": records})
+        done[number] = read_part(home, number, jobs[number])
+    return [record for number in range(len(jobs)) for record in done[number]]
 
 
 def part_path(home: Path, number: int) -> Path:
@@ -208,63 +240,68 @@ def part_path(home: Path, number: int) -> Path:
     return home / f"{number:05d}.json"
 
 
-def read_part(home: Path, number: int) -> list[dict[str, Any]]:
+def read_part(home: Path, number: int, turns: Sequence[Turn]) -> list[dict[str, Any]]:
     """Return the records of one prompt."""
     path = part_path(home, number)
     try:
-        turns: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["turns"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
+        records: list[dict[str, Any]] = json.loads(path.read_text(encoding="utf-8"))["turns"]
+        keys = [(r["task"], r["prompt_id"], r["turn"]) for r in records]
+        if keys != [(t.task, t.prompt_id, t.turn) for t in turns]:
+            raise ValueError("of other turns")
+        if any(set(o) != set(OUTPUT_FIELDS) for r in records for o in r["outputs"].values()):
+            raise ValueError("an output lacks a field")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise InputError(
             f"{path}: damaged ({error}); delete it and run stage=evaluate again"
         ) from error
-    return turns
+    return records
 
 
-def read_run(home: Path) -> dict[str, str]:
-    """Return the variants that a run chose."""
+def read_run(home: Path, systems: Mapping[str, System]) -> dict[str, str]:
+    """Return the variant of each system that has any, as a run chose it."""
     path = home / "run.json"
     try:
         chosen: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))["chosen"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise damaged(path, "evaluate", error) from error
+        if set(chosen) != {s.name for s in systems.values() if s.variants}:
+            raise ValueError("chosen: not of these systems")
+        for name, variant in chosen.items():
+            if variant not in systems[name].variants:
+                raise ValueError(f"chosen.{name}={variant}: no such variant")
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
+        raise InputError(
+            f"{path}: damaged ({error}); evaluate.restart=true measures this run again"
+        ) from error
     return chosen
 
 
 def choose_variants(
-    bench: Bench,
-    systems: dict[str, System],
-    warm: Sequence[Turn],
-    home: Path,
-    what: dict[str, Any],
-) -> None:
-    """Warm every system up; where there are variants, take the fastest (a run keeps its choice)."""
+    bench: Bench, systems: Mapping[str, System], warm: Sequence[Turn], chosen: Mapping[str, str]
+) -> dict[str, str]:
+    """Warm every system up; return the fastest variant of each, or the ``chosen`` one."""
     n = int(bench.conf.evaluate.warmup_tokens)
     sampling = sampling_config(bench.conf)
-    chosen: dict[str, str] = {}
-    if (home / "run.json").is_file():
-        chosen = read_run(home)
-        use_variants(systems, chosen)
+    found = dict(chosen)
     for system in tqdm(systems.values(), desc="warm up", unit="system"):
-        if system.name in chosen or not system.variants:
+        if not system.variants:
             system.decode(warm[0].ids, WARM_UP_TOKENS, sampling)
-            continue
-        rates = {}
-        for name, decode in system.variants.items():
-            decode(warm[0].ids, WARM_UP_TOKENS, sampling)
-            outs = [decode(turn.ids, n, sampling) for turn in warm]
-            rates[name] = sum(o.counted for o in outs) / max(1e-9, sum(o.ms for o in outs))
-        chosen[system.name] = max(rates, key=rates.__getitem__)
-    use_variants(systems, chosen)
-    write_json(home / "run.json", {"settings": what, "chosen": chosen})
+        elif system.name in found:
+            system.variants[found[system.name]](warm[0].ids, WARM_UP_TOKENS, sampling)
+        else:
+            rates = {}
+            for name, decode in system.variants.items():
+                decode(warm[0].ids, WARM_UP_TOKENS, sampling)
+                outs = [decode(turn.ids, n, sampling) for turn in warm]
+                rates[name] = sum(o.counted for o in outs) / max(1e-9, sum(o.ms for o in outs))
+            found[system.name] = max(rates, key=rates.__getitem__)
+    return found
 
 
-def use_variants(systems: dict[str, System], chosen: Mapping[str, str]) -> None:
+def use_variants(systems: Mapping[str, System], chosen: Mapping[str, str]) -> None:
     """Decode by the chosen variants, and name them in the labels."""
     for name, variant in chosen.items():
-        if name in systems:
-            system = systems[name]
-            system.decode = system.variants[variant]
-            system.label = f"{system.label} ({variant})"
+        system = systems[name]
+        system.decode = system.variants[variant]
+        system.label = f"{system.label} ({variant})"
 
 
 def decode_prompt(

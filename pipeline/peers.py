@@ -10,18 +10,22 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
 from treegraft_core import Pair, Sampling
+from treegraft_core.packed import head_size
 
 
 class ScatteredHead(nn.Module):
-    """A student's head of few tokens, as logits over the target's vocabulary.
+    """A head whose columns are for ``tokens``, as logits over the target's vocabulary.
 
     Assisted generation compares columns by token id, so the columns must be the target's; the
-    others get −∞. That is one fill and one copy of a row, about 20 µs beside a pass of some ms.
+    others get −∞, and columns beyond ``tokens``, which pad a vocabulary, are cut. That is one fill
+    and one copy of a row, about 20 µs beside a pass of some ms.
     """
+
+    tokens: Tensor
 
     def __init__(self, head: nn.Module, tokens: Tensor, size: int):
         super().__init__()
@@ -30,23 +34,32 @@ class ScatteredHead(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         """Return logits ``[..., size]``."""
-        few = self.head(hidden)
+        few = self.head(hidden)[..., : len(self.tokens)]
         full = few.new_full((*few.shape[:-1], self.size), -torch.inf)
         full[..., self.tokens] = few
         return full
 
 
 def assistant_of(pair: Pair) -> PreTrainedModel:
-    """Return the mid drafter as an assistant for ``generate``; it shares all weights."""
+    """Return the mid drafter as an assistant for ``generate``; it shares all weights.
+
+    Its own generation defaults are not used, and its columns are the target's.
+    """
     assistant = copy.copy(pair.mid)
     assistant._modules = dict(pair.mid._modules)
-    assistant.generation_config = copy.deepcopy(pair.mid.generation_config)
-    assistant.generation_config.num_assistant_tokens_schedule = "constant"
-    assistant.generation_config.assistant_confidence_threshold = 0.0
+    assistant.generation_config = GenerationConfig(
+        num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0.0
+    )
+    size, own = pair.target_vocab, head_size(pair.mid)
+    tokens = torch.arange(min(own, size))
     if pair.vocabulary is not None:
-        tokens = pair.vocabulary.tokens.to(pair.device)
-        head = ScatteredHead(pair.mid.get_output_embeddings(), tokens, pair.target_vocab)
+        tokens = pair.vocabulary.tokens
+    if len(tokens) < size or own > size:
+        head = ScatteredHead(pair.mid.get_output_embeddings(), tokens.to(pair.device), size)
         assistant.set_output_embeddings(head)
+    # Equal sizes in the configs are what generate() knows one tokenizer by; loading checks it.
+    assistant.config = copy.deepcopy(pair.mid.config)
+    assistant.config.get_text_config().vocab_size = pair.target.config.get_text_config().vocab_size
     return assistant
 
 
@@ -107,6 +120,8 @@ def generate(
     """Run ``generate`` of the pair's target on one prompt."""
     arrivals = Arrivals()
     eos = list(pair.eos_token_ids)
+    # A token that may be in the text would be taken for padding by the assistant.
+    pad = eos[0] if eos else pair.target_vocab
     with torch.inference_mode(), torch.random.fork_rng():
         torch.manual_seed(sampling.seed)
         read = torch.tensor([list(ids)], device=pair.device)
@@ -115,7 +130,7 @@ def generate(
             attention_mask=torch.ones_like(read),
             max_new_tokens=n_tokens,
             eos_token_id=eos or None,
-            pad_token_id=eos[0] if eos else 0,
+            pad_token_id=pad,
             streamer=arrivals,
             **sampling_arguments(sampling),
             **named,

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.engine import drafting_config, runtime_config
 from pipeline.features import check_numerator
 from pipeline.peers import Answer, assistant_of, generate
 from pipeline.planning import OnlinePlanner
+from pipeline.results import ROLES
 from pipeline.value import ValueModel
 from treegraft_core import (
     AS_DEFINED,
@@ -36,6 +38,7 @@ from treegraft_core.packed import pack_linears
 from treegraft_core.pair import DTYPES, load_target, plain_generation
 
 SCHEDULES = ("small", "mid", "scheduler", "online")
+PEERS = ("generate", "assisted", "prompt_lookup")
 CANDIDATES = ("same", "generate", "compiled", *DTYPES)
 
 
@@ -120,7 +123,10 @@ class Bench:
         """Return the configured systems, in the order of the config."""
         found = {}
         for name, options in self.conf.systems.items():
-            system = self._build(str(name), options)
+            try:
+                system = self._build(str(name), options)
+            except OmegaConfBaseException as error:
+                raise InputError(f"systems.{name}: {str(error).splitlines()[0]}") from error
             if system is not None:
                 found[system.name] = system
         missing = {"plain", "generate"} - set(found)
@@ -132,6 +138,10 @@ class Bench:
         return found
 
     def _build(self, name: str, options: DictConfig) -> System | None:
+        if options.role not in ROLES:
+            raise InputError(
+                f"systems.{name}.role={options.role}: choose one of {', '.join(ROLES)}"
+            )
         make = partial(System, name, str(options.label), str(options.role))
         if options.role == "plain":
             return make(self._plain)
@@ -149,24 +159,24 @@ class Bench:
     # Peers ----------------------------------------------------------------------------------
 
     def _peer(self, name: str, options: DictConfig) -> tuple[Decode, dict[str, Decode]]:
+        if options.kind not in PEERS:
+            raise InputError(
+                f"systems.{name}.kind={options.kind}: choose one of {', '.join(PEERS)}"
+            )
         if options.kind == "generate":
             return self._generate(self.pair), {}
-        lengths = [int(n) for n in options.draft_tokens]
-        if not lengths or min(lengths) < 1:
+        lengths = list(options.draft_tokens)
+        if not lengths or any(type(n) is not int or n < 1 for n in lengths):
             raise InputError(
-                f"systems.{name}.draft_tokens={lengths}: give one or more numbers of at least 1"
+                f"systems.{name}.draft_tokens={lengths}: give one or more whole numbers of at "
+                "least 1"
             )
-        variants = {str(n): self._drafting_peer(name, options, n) for n in lengths}
+        variants = {str(n): self._drafting_peer(options.kind, n) for n in lengths}
         return next(iter(variants.values())), variants
 
-    def _drafting_peer(self, name: str, options: DictConfig, length: int) -> Decode:
-        if options.kind == "prompt_lookup":
+    def _drafting_peer(self, kind: str, length: int) -> Decode:
+        if kind == "prompt_lookup":
             return self._generate(self.pair, prompt_lookup_num_tokens=length)
-        if options.kind != "assisted":
-            raise InputError(
-                f"systems.{name}.kind={options.kind}: choose one of generate, assisted, "
-                "prompt_lookup"
-            )
         assistant = assistant_of(self.pair)
         assistant.generation_config.num_assistant_tokens = length
         return self._generate(self.pair, assistant_model=assistant)
@@ -189,7 +199,7 @@ class Bench:
                 raise InputError(
                     f"systems.fastest.candidates: holds {name}; choose from {', '.join(CANDIDATES)}"
                 )
-            if name == "same":
+            if name in ("same", own):
                 found[f"own runtime, {own}"] = self._plain
             elif name == "generate":
                 found[f"transformers generate, {own}"] = self._generate(self.pair)
@@ -197,9 +207,13 @@ class Bench:
                 found[f"own runtime, compiled, {own}"] = self._with_caches(
                     self.pair, Caches(self.pair, compile=True)
                 )
-            elif name != own:
+            else:
                 other = self._in_dtype(name)
                 found[f"own runtime, {name}"] = self._with_caches(other, Caches(other))
+        if not found:
+            raise InputError(
+                f"systems.fastest.candidates=[]: give one or more of {', '.join(CANDIDATES)}"
+            )
         return found
 
     def _with_caches(self, pair: Pair, caches: Caches) -> Decode:

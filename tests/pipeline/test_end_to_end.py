@@ -6,94 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
-import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
 
 from pipeline import check, collect, distill, evaluate, export, label, profile, select, value
-from pipeline.run import CONF
-from tests.conftest import tiny_llama, word_tokenizer
+from tests.pipeline.conftest import conf
 from treegraft_core import InputError, load_scheduler
-
-OVERRIDES = [
-    "pair=local",
-    "pair.name=tiny",
-    "task=file",
-    "tracker=disabled",
-    "engine=float64",
-    "select.group=prompt",
-    "select.folds=2",
-    "profile.repeats=3",
-    "profile.context=[16,64]",
-    "profile.mid_nodes=[1,8]",
-    "profile.verify_nodes=[1,16]",
-    "profile.warmup_prompts=3",
-    "profile.warmup_tokens=12",
-    "collect.max_new_tokens=16",
-    "collect.states_per_turn=3",
-    "collect.prompts_per_task=6",
-    "collect.replay_rounds=2",
-    "drafting.width=4",
-    "drafting.verify_nodes=20",
-    "value.max_epochs=4",
-    "distill.max_epochs=4",
-    "evaluate.prompts_per_task=4",
-    "evaluate.max_new_tokens=12",
-    "evaluate.decode_prompts_per_task=3",
-    "evaluate.warmup_tokens=6",
-    "systems.fastest.candidates=[same,generate,float32]",
-    "evaluate.bootstrap=50",
-    "check.states=4",
-    "check.prompts_per_task=2",
-    "check.max_new_tokens=12",
-    "check.lossless_tokens=24",
-]
-
-
-@pytest.fixture(scope="module")
-def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    torch.set_num_threads(1)
-    folder = tmp_path_factory.mktemp("e2e")
-    target, mid = tiny_llama(0), tiny_llama(0)
-    generator = torch.Generator().manual_seed(1)
-    for p in mid.parameters():
-        p.add_(0.05 * torch.randn(p.shape, generator=generator, dtype=p.dtype))
-    for name, model in (("target", target), ("mid", mid)):
-        model.save_pretrained(folder / name)
-        word_tokenizer().save_pretrained(folder / name)
-    rng = np.random.default_rng(0)
-    lines = [
-        {
-            "question_id": i,
-            "category": "words",
-            "turns": [
-                " ".join(f"w{t}" for t in rng.integers(2, 48, size=8))
-                for _ in range(2 if i == 0 else 1)
-            ],
-        }
-        for i in range(8)
-    ]
-    (folder / "prompts.jsonl").write_text("\n".join(map(json.dumps, lines)) + "\n")
-    return folder
-
-
-def conf(home: Path, stage: str, *extra: str) -> DictConfig:
-    with initialize_config_dir(str(CONF), version_base="1.3"):
-        return compose(
-            "config",
-            [
-                f"stage={stage}",
-                *OVERRIDES,
-                f"paths.data={home / 'data'}",
-                f"pair.target.path={home / 'target'}",
-                f"pair.mid.path={home / 'mid'}",
-                f"task.path={home / 'prompts.jsonl'}",
-                *extra,
-            ],
-        )
 
 
 @pytest.fixture(scope="module")
