@@ -160,8 +160,7 @@ def _decode(
     cut = 0
     for turn in range(max(len(p.prompt.turns) for p in prompts)):
         jobs = _jobs(pair, prompts, chats, turn, room)
-        chunks = [jobs[i : i + batch] for i in range(0, len(jobs), batch)]
-        for chunk in tqdm(chunks, desc=f"decode turn {turn + 1}", unit="batch"):
+        for chunk in tqdm(_chunks(jobs, batch), desc=f"decode turn {turn + 1}", unit="batch"):
             answers = _continue(pair, [ids for _, ids in chunk], max_new_tokens + extra)
             for (i, ids), answer in zip(chunk, answers, strict=True):
                 n = _answer_length(answer, pair.eos_token_ids, max_new_tokens)
@@ -188,6 +187,17 @@ def _decode(
                     )
                 )
     return [text for _, _, text in sorted(found, key=lambda item: item[:2])], cut
+
+
+def _chunks(jobs: Sequence[tuple[int, list[int]]], batch: int) -> list[list[tuple[int, list[int]]]]:
+    """Cut jobs, sorted by length, into batches of similar length: padding is read, too."""
+    chunks: list[list[tuple[int, list[int]]]] = []
+    for job in jobs:
+        longest = 1.5 * len(chunks[-1][0][1]) + 64 if chunks else 0.0
+        if not chunks or len(chunks[-1]) == batch or len(job[1]) > longest:
+            chunks.append([])
+        chunks[-1].append(job)
+    return chunks
 
 
 def _jobs(
