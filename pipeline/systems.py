@@ -118,6 +118,7 @@ class Bench:
     def __post_init__(self) -> None:
         self.caches = Caches(self.pair)
         self.width = drafting_config(self.conf).width
+        self._by_transformers = self._generate(self.pair)
 
     def build(self) -> dict[str, System]:
         """Return the configured systems, in the order of the config."""
@@ -164,7 +165,7 @@ class Bench:
                 f"systems.{name}.kind={options.kind}: choose one of {', '.join(PEERS)}"
             )
         if options.kind == "generate":
-            return self._generate(self.pair), {}
+            return self._by_transformers, {}
         lengths = list(options.draft_tokens)
         if not lengths or any(type(n) is not int or n < 1 for n in lengths):
             raise InputError(
@@ -202,7 +203,7 @@ class Bench:
             if name in ("same", own):
                 found[f"own runtime, {own}"] = self._plain
             elif name == "generate":
-                found[f"transformers generate, {own}"] = self._generate(self.pair)
+                found[f"transformers generate, {own}"] = self._by_transformers
             elif name == "compiled":
                 found[f"own runtime, compiled, {own}"] = self._with_caches(
                     self.pair, Caches(self.pair, compile=True)
