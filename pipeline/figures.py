@@ -52,7 +52,7 @@ PART_COLOURS = {
 }
 WIDTH = 7.0
 DOTS_PER_INCH = 200
-TITLE_CHARACTERS, LABEL_CHARACTERS = 72, 28
+TITLE_CHARACTERS, LABEL_CHARACTERS = 72, 38
 STYLE = {
     "font.size": 10,
     "figure.titlesize": 11,
@@ -190,7 +190,7 @@ def calls_by_step(results: Results, name: str, rates: Mapping[str, Sequence[floa
     image = axes.imshow(table, cmap="Blues", vmin=0, vmax=100, aspect="auto")
     for y, x in np.ndindex(*table.shape):
         if math.isfinite(table[y, x]):
-            colour = "white" if table[y, x] > 75 else "black"
+            colour = "white" if table[y, x] > 60 else "black"
             axes.text(x, y, f"{table[y, x]:.0f}", ha="center", va="center", color=colour)
     axes.set_xticks(range(table.shape[1]), [str(k + 1) for k in range(table.shape[1])])
     labels = ["all tasks" if t == "all" else task_label(results, t) for t in tasks]
