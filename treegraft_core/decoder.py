@@ -386,7 +386,7 @@ class TreeGraftDecoder:
         started = time.perf_counter()
         tree, frontier = self._first_tree(context)
         for step in range(1, self.config.depth + 1):
-            frontier = small_step(tree, frontier, context, step, self.config).frontier
+            frontier = self.small_step(tree, frontier, context, step)
         kept = self.guard.budget(tree, prune(tree, self.config), len(context))
         self.guard.shadow(tree, kept, len(context), 1e3 * (time.perf_counter() - started))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
@@ -88,18 +88,19 @@ class DraftingConfig:
                     f"more than drafting.verify_nodes={self.verify_nodes}; lower the depth"
                 )
             return _widest_shape(self.depth, self.width, self.verify_nodes)
-        shape = tuple(self.expansion or ())
+        given: Any = self.expansion
+        shape = tuple(given) if isinstance(given, Sequence) else ()
         if len(shape) != self.depth or any(
             isinstance(k, bool) or not isinstance(k, int) or not 1 <= k <= self.width for k in shape
         ):
             raise InputError(
-                f"drafting.expansion={list(shape)}: give auto, or drafting.depth={self.depth} "
+                f"drafting.expansion={self.expansion}: give auto, or drafting.depth={self.depth} "
                 f"whole numbers from 1 to drafting.width={self.width}"
             )
         if nodes_of_shape(shape) > self.verify_nodes:
             raise InputError(
-                f"drafting.expansion={list(shape)}: has {nodes_of_shape(shape)} nodes, more than "
-                f"drafting.verify_nodes={self.verify_nodes}; give a smaller one or auto"
+                f"drafting.expansion={self.expansion}: has {nodes_of_shape(shape)} nodes, more "
+                f"than drafting.verify_nodes={self.verify_nodes}; give a smaller one or auto"
             )
         return shape
 

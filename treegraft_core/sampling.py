@@ -87,7 +87,7 @@ class Sampling:
         """
         found = LogitsProcessorList()
         if self.repetition_penalty != 1.0:
-            found.append(RepetitionPenaltyLogitsProcessor(self.repetition_penalty))
+            found.append(RepetitionPenaltyLogitsProcessor(float(self.repetition_penalty)))
         if self.greedy:
             return found
         if self.temperature != 1.0:
@@ -151,8 +151,8 @@ class Chooser:
         if not 0.5 < total < 2.0:
             raise FloatingPointError("the target's logits give no distribution")
         # Below the total by more than a rounding, so that the token found has p > 0.
-        u = torch.tensor([min(self._rng.random(), 1 - 1e-12) * total], device=reach.device)
-        return int(torch.searchsorted(reach, u.to(reach.dtype), right=True))
+        u = reach.new_tensor([min(self._rng.random(), 1 - 1e-12) * total])
+        return int(torch.searchsorted(reach, u, right=True))
 
     def _processed(self, tokens: Sequence[int] | IntArray, logits: Tensor) -> Tensor:
         if not self._processors:

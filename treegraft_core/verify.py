@@ -139,8 +139,7 @@ def walk(
     tokens : list of int
         The accepted tokens and the bonus token.
     """
-    place = np.full(tree.size, -1, np.int64)
-    place[order] = np.arange(len(order))
+    place = {node: row for row, node in enumerate(order.tolist())}
     best = argmaxes(logits) if chooser.sampling.untouched else None
     text = np.concatenate([context, np.zeros(len(order), np.int64)])
     path: list[int] = []
@@ -151,10 +150,10 @@ def walk(
         token = best(row) if best is not None else chooser.choose(text[:end], logits[row])
         tokens.append(token)
         node = tree.child(node, token)
-        if node < 0 or place[node] < 0:
+        if node not in place:
             return path, rows, tokens
         path.append(node)
-        rows.append(int(place[node]))
+        rows.append(place[node])
         text[end] = token
         end += 1
 
