@@ -1,5 +1,18 @@
 """The slow, obvious implementation that the fast core is checked against."""
 
+from tests.reference.baselines import (
+    Pick,
+    SequenceRound,
+    csd_round,
+    distribution,
+    exactly,
+    fixed_shape,
+    law,
+    literal_rule,
+    literal_walk,
+    random_pick,
+    where_picked,
+)
 from tests.reference.twin import (
     Counts,
     Node,
@@ -8,6 +21,7 @@ from tests.reference.twin import (
     context_table,
     matches,
     mid_step,
+    pool_of,
     prune,
     run_round,
     signals,
@@ -18,14 +32,26 @@ from tests.reference.twin import (
 __all__ = [
     "Counts",
     "Node",
+    "Pick",
+    "SequenceRound",
     "Tree",
     "accepted",
     "context_table",
+    "csd_round",
+    "distribution",
+    "exactly",
+    "fixed_shape",
+    "law",
+    "literal_rule",
+    "literal_walk",
     "matches",
     "mid_step",
+    "pool_of",
     "prune",
+    "random_pick",
     "run_round",
     "signals",
     "small_step",
     "verify_greedy",
+    "where_picked",
 ]
