@@ -19,7 +19,14 @@ from pipeline.collate import collate, predict
 from pipeline.collect import bits_text, enumerate_text, pack_memory
 from pipeline.engine import drafting_config, drafting_rules, open_pair, open_profile
 from pipeline.features import check_numerator
-from pipeline.measure import Turn, expected_minutes, measure, sampling_config, units
+from pipeline.measure import (
+    Turn,
+    expected_minutes,
+    in_ablation,
+    measure,
+    sampling_config,
+    units,
+)
 from pipeline.planning import OnlinePlanner
 from pipeline.plots import plot_policies
 from pipeline.replay import (
@@ -456,6 +463,12 @@ def announce(conf: DictConfig, profile: LatencyProfile, decoded: Sequence[TaskPr
         "cut short (Ctrl-C), the same command goes on where it stopped",
         flush=True,
     )
+    tasks = list(dict.fromkeys(p.task for p in decoded))
+    if tasks and not any(in_ablation(conf, task) for task in tasks):
+        print(
+            f"note: evaluate.ablation_tasks={list(conf.evaluate.ablation_tasks)}: none of "
+            f"{', '.join(tasks)}; no ablation runs"
+        )
 
 
 def replay_texts(

@@ -620,8 +620,12 @@ def test_replay_alone(home: Path, data: Path, tmp_path: Path) -> None:
         evaluated(home, data, tmp_path, "evaluate.decode=false", "sampling.repetition_penalty=2")
 
 
-def test_few_systems_give_few_rows(home: Path, data: Path, tmp_path: Path) -> None:
-    found = evaluated(home, data, tmp_path, "system=[plain,generate,scheduler]")
+def test_few_systems_give_few_rows(
+    home: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = ("system=[plain,generate,scheduler]", "evaluate.ablation_tasks=[elsewhere]")
+    found = evaluated(home, data, tmp_path, *few)
+    assert "evaluate.ablation_tasks=['elsewhere']: none of file" in capsys.readouterr().out
     assert [s["name"] for s in found["systems"]] == ["plain", "generate", "scheduler"]
     assert list(found["runs"]) == ["plain", "generate", "scheduler"]
     assert "online" not in {p["name"] for p in found["replay"]["policies"]}
