@@ -238,7 +238,17 @@ class Bench:
     # Trees ----------------------------------------------------------------------------------
 
     def _tree(self, name: str, options: DictConfig, make: Callable[..., System]) -> System | None:
-        config = self.drafting(options)
+        rules = OmegaConf.merge(self.conf.drafting, options.drafting)
+        if rules.expansion == "auto" and rules.depth > rules.verify_nodes:
+            print(
+                f"note: systems.{name}: a tree of drafting.depth={rules.depth} is more than "
+                f"drafting.verify_nodes={rules.verify_nodes}: left out"
+            )
+            return None
+        try:
+            config = drafting_config(OmegaConf.create({"drafting": rules}))
+        except InputError as error:
+            raise InputError(f"systems.{name}: {error}") from error
         schedule = options.schedule
         given = list(schedule) if OmegaConf.is_list(schedule) else None
         if (given is None and schedule not in SCHEDULES) or (given and not set(given) <= {0, 1}):
@@ -268,11 +278,6 @@ class Bench:
 
         system = make(decode, bits=bits, config=config, ablation=bool(options.ablation))
         return replace(system, label=f"{system.label} {bits}") if system.role == "fixed" else system
-
-    def drafting(self, options: DictConfig) -> DraftingConfig:
-        """Return the drafting rules of a system: the configured ones, with its own on top."""
-        merged = OmegaConf.merge(self.conf.drafting, options.drafting)
-        return drafting_config(OmegaConf.create({"drafting": merged}))
 
     def _scheduler(self, schedule: str, bits: str | None) -> Scheduler:
         if bits is not None:

@@ -468,6 +468,17 @@ def composed_list(bits: list[int]) -> Any:
     return DictConfig({"bits": bits}).bits
 
 
+@pytest.mark.parametrize("most", [3, 4, 5])
+def test_a_small_budget_leaves_the_tree_of_fixed_shape_out(
+    home: Path, data: Path, most: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Budgets that the stage itself advises; all else runs."""
+    found = systems(home, data, f"drafting.verify_nodes={most}")
+    left_out = set(composed(home, data).systems) - set(found)
+    assert left_out == ({"specinfer"} if most < 5 else set())
+    assert ("note: systems.specinfer: " in capsys.readouterr().out) == (most < 5)
+
+
 BAD = {
     "system=[scheduler]": "lacks generate, plain",
     "system=[plain,scheduler]": "lacks generate",
@@ -475,7 +486,8 @@ BAD = {
     "systems.scheduler.schedule=best": "systems.scheduler.schedule=best",
     "systems.fixed.role=king": "systems.fixed.role=king",
     "systems.plain.role=other": "systems.plain",
-    "systems.without_eg.drafting.pool=lake": "drafting.pool=lake",
+    "systems.without_eg.drafting.pool=lake": "systems.without_eg: drafting.pool=lake",
+    "drafting=csd": "systems.specinfer: drafting.expansion",
     "systems.specinfer.drafting.expansion=[9,9,9,9,9]": "drafting.expansion",
     "systems.assisted.draft_tokens=[]": "systems.assisted.draft_tokens",
     "systems.assisted.draft_tokens=[0]": "systems.assisted.draft_tokens",
