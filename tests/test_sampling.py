@@ -25,6 +25,7 @@ import treegraft_core.verify as verify_module
 from tests import reference as slow
 from tests.conftest import tiny_llama, word_tokenizer
 from tests.test_artifact import random_artifact
+from tests.test_decoder import AnyGuard
 from tests.test_inputs import profile
 from treegraft_core.decoder import TreeGraftDecoder, decode_plain
 from treegraft_core.drafting import DraftingConfig
@@ -608,22 +609,21 @@ def test_quick_draws_are_the_choosers_own(setting: str) -> None:
         assert quick.choose([1], rows[i % 8]) == real.choose([1], rows[i % 8])
 
 
-WHOLE = {
-    "tree": (System(lambda: FixedSchedule([1, 0]), {"depth": 2, "width": 3}), "plain"),
-    "guarded": (SYSTEMS["guarded"], "top_k"),
-}
+@pytest.mark.parametrize(("decides", "setting"), [("chance", "plain"), ("guard", "top_k")])
+def test_the_joint_law_of_whole_requests(decides: str, setting: str) -> None:
+    """5,000 requests with nothing kept between them but the prompt, each with a seed of its own.
 
-
-@pytest.mark.parametrize("name", WHOLE)
-def test_the_joint_law_of_whole_requests(name: str) -> None:
-    """5,000 requests with nothing kept between them but the prompt, each with a seed of its own."""
-    system, setting = WHOLE[name]
-    decoder = system.decoder(soft_pair())
+    Plain steps, small and scheduled rounds by chance; and the guarded runtime as it is.
+    """
+    short = System(lambda: FixedSchedule([1, 0]), {"depth": 2, "width": 3}, RuntimeConfig())
+    decoder = (short if decides == "chance" else SYSTEMS["guarded"]).decoder(soft_pair())
+    modes = AnyGuard(decoder, 0).modes if decides == "chance" else []
     counts: Counter[tuple[int, ...]] = Counter()
     for seed in range(5000):
         sampling = Sampling(**SETTINGS[setting], seed=seed)
         counts[tuple(decoder.generate(PROMPT, TOKENS, (), sampling=sampling).tokens)] += 1
     assert p_value(counts, exact(setting)) > 1e-4
+    assert decides == "guard" or min(Counter(modes).values()) > 1000
 
 
 # Rules that are wrong -------------------------------------------------------------------------

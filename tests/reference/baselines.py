@@ -148,10 +148,16 @@ def exactly(p: Sequence[float]) -> list[Fraction]:
 
 @dataclass
 class SequenceRound:
-    """The sequence sent to verification, and for each mid call:
+    """A round of CSD.
 
-    the nodes that it read, those of the sequence (the root included), whether it put another token
-    in the place of one.
+    Attributes
+    ----------
+    sequence : list of int
+        The tokens sent to verification.
+    read, length : list of int
+        For each mid call, the nodes that it read, and those of the sequence, the root included.
+    overwrote : list of bool
+        For each mid call, whether it put its token in the place of another.
     """
 
     sequence: list[int] = field(default_factory=list)
