@@ -496,7 +496,7 @@ def _main_row(results: Results, system: System) -> dict[str, Any]:
     same = results.runs[name][:, SAME]
     compared = np.isfinite(same)
     predicted = math.nan if system.predicted is None else system.predicted
-    error = 100 * (predicted / times.value - 1)
+    error = 100 * (predicted / times.value - 1) if times.value else math.nan
     return {
         "system": system.label,
         "turns": len(results.turns(name)),

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
+from torch import nn
 from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedModel
 
@@ -265,9 +266,12 @@ def _digest(
     return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
-def fingerprint(model: PreTrainedModel) -> str:
-    """Digest of a sample of every weight of a model."""
+def fingerprint(model: nn.Module) -> str:
+    """Digest of a sample of every weight of a model, and of its config, if it has one."""
     digest = hashlib.sha256()
+    if isinstance(model, PreTrainedModel):
+        config = model.config.to_dict() | {"_name_or_path": None, "transformers_version": None}
+        digest.update(json.dumps(config, sort_keys=True, default=str).encode())
     for name, weight in model.state_dict().items():
         flat = weight.detach().flatten()
         sample = flat[:: max(1, len(flat) // SAMPLED_WEIGHTS)].double().cpu()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from pathlib import Path
 
@@ -141,7 +142,7 @@ def test_stored_target_accepts_three_nodes(tiny_pair: Pair) -> None:
 def test_decoding_systems_agree_with_plain_decoding(tiny_pair: Pair, restricted: bool) -> None:
     pair = tiny_pair
     if restricted:
-        mid = decode.copy.copy(pair.mid)
+        mid = copy.copy(pair.mid)
         mid._modules = dict(pair.mid._modules)
         tokens = torch.arange(2, 40)
         head = torch.nn.Linear(32, len(tokens), bias=False, dtype=torch.float64)

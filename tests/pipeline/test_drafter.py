@@ -219,7 +219,9 @@ def test_students_are_not_made_from_held_out_prompts(home: Path, tmp_path: Path)
     assert not (tmp_path / "data").exists()
 
 
-@pytest.mark.parametrize(("name", "layers", "steps"), [("1l", 1, 400), ("2l", 2, 600), ("8l", 8, 500)])
+@pytest.mark.parametrize(
+    ("name", "layers", "steps"), [("1l", 1, 400), ("2l", 2, 600), ("8l", 8, 500)]
+)
 def test_recipes_of_other_depths_change_only_what_they_name(
     name: str, layers: int, steps: int
 ) -> None:

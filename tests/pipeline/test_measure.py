@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import random
@@ -37,10 +38,10 @@ from pipeline.measure import (
 from pipeline.run import CONF
 from pipeline.systems import Bench, Output, System
 from pipeline.tasks import TaskPrompt
-from pipeline.texts import Text
+from pipeline.texts import Text, fingerprint
 from tests.pipeline.conftest import conf, overrides, random_value, write_fit
 from tests.test_inputs import profile
-from treegraft_core import InputError, LatencyProfile, Sampling, load_scheduler
+from treegraft_core import InputError, LatencyProfile, Pair, Sampling, load_scheduler
 from treegraft_core.drafting import MidCall
 from treegraft_core.prompts import Prompt
 
@@ -806,3 +807,11 @@ def test_settings_are_plain_data(bench: Bench) -> None:
     """They are written beside the parts, and read back as they were."""
     what = settings(bench, fakes(["plain", "generate"]), JOBS)
     assert json.loads(json.dumps(what)) == what
+
+
+def test_a_model_of_another_config_is_another_model(tiny_pair: Pair) -> None:
+    """The same weights attend otherwise under another window or rope."""
+    other = copy.deepcopy(tiny_pair.target)
+    assert fingerprint(other) == fingerprint(tiny_pair.target)
+    other.config.rope_theta = 7.0
+    assert fingerprint(other) != fingerprint(tiny_pair.target)
