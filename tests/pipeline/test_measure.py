@@ -712,6 +712,8 @@ class Run:
             stderr=subprocess.PIPE,
             text=True,
             env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
+            # Jobs in the background of a shell ignore SIGINT, and so would what they start.
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def stop_at(self, part: int, how: signal.Signals) -> tuple[int, str]:
