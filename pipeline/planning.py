@@ -12,7 +12,6 @@ import numpy as np
 from pipeline.features import schedule_ahead
 from pipeline.value import ValueModel
 from treegraft_core import SIGNALS, InputError, StepState
-from treegraft_core.signals import context_features
 from treegraft_core.tree import FloatArray, IntArray
 
 TIMED_DECISIONS = 20
@@ -48,10 +47,7 @@ class OnlinePlanner:
             )
         if state.signals is None:
             raise ValueError("state.signals: online planning needs the ten signals")
-        context = context_features(
-            state.prompt_tokens, state.target_ms, state.mid_ms, state.step, state.bits, state.depth
-        )
-        return int(self.actions(context[None], state.signals[None], state.step)[0])
+        return int(self.actions(state.context[None], state.signals[None], state.step)[0])
 
     def actions(self, context: FloatArray, signals: FloatArray, step: int) -> IntArray:
         """Return τ_k at several states of one step, shape ``[n]``.

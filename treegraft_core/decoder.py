@@ -645,7 +645,7 @@ def decode_plain(
     width : int
         W of those decoders.
     """
-    caches = caches or Caches(pair)
+    model = caches.target if caches else CachedModel(pair.target)
     limit = max_context(pair.target)
     prompt = check_prompt(prompt_ids, max_new_tokens, limit, pair.target_vocab)
     eos = set(pair.eos_token_ids if eos_token_ids is None else eos_token_ids)
@@ -653,21 +653,25 @@ def decode_plain(
     result = Generation()
     pair.synchronize()
     started = time.perf_counter()
-    _, logits = caches.read(prompt, width, with_mid=False)
-    token = _next(chooser, prompt, logits)
+    if caches:
+        _, logits = caches.read(prompt, width, with_mid=False)
+    else:
+        last = np.array([len(prompt) - 1])
+        logits = model.run(prompt, np.arange(len(prompt)), rows=last)
+    text = [*prompt, _next(chooser, prompt, logits)]
     pair.synchronize()
     result.prefill_ms = 1e3 * (time.perf_counter() - started)
     started = time.perf_counter()
     while True:
-        new = [token]
+        new = text[-1:]
         stop = clip(new, len(result.tokens), max_new_tokens, eos)
         result.tokens += new
-        if stop is None and len(prompt) + len(result.tokens) >= limit:
+        if stop is None and len(text) >= limit:
             stop = "context"
         if stop is not None:
             break
-        logits = caches.target.run([token], [len(prompt) + len(result.tokens) - 1])
-        token = _next(chooser, [*prompt, *result.tokens], logits)
+        logits = model.run(text[-1:], [len(text) - 1])
+        text.append(_next(chooser, text, logits))
     pair.synchronize()
     result.decode_ms = 1e3 * (time.perf_counter() - started)
     result.stopped = stop

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -188,15 +188,6 @@ class MidCall:
     all_nodes: int = 0
     pool_nodes: int = 0
     earlier_picks: int = 0
-
-
-@dataclass
-class MidStep:
-    """What a mid step did: F_k, N_{k+1}, and its counts."""
-
-    picked: IntArray
-    frontier: IntArray
-    call: MidCall = field(default_factory=MidCall)
 
 
 def small_step(

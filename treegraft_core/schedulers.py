@@ -43,6 +43,13 @@ class StepState:
     mid_ms: float
     signals: FloatArray | None = None
 
+    @property
+    def context(self) -> FloatArray:
+        """The part of z* that does not come from the tree: :func:`context_features`."""
+        return context_features(
+            self.prompt_tokens, self.target_ms, self.mid_ms, self.step, self.bits, self.depth
+        )
+
 
 class Scheduler(Protocol):
     """Anything that decides a step.
@@ -146,19 +153,7 @@ class DistilledScheduler:
             )
         if state.signals is None:
             raise ValueError("state.signals: the distilled scheduler needs the ten signals")
-        h = np.concatenate(
-            [
-                context_features(
-                    state.prompt_tokens,
-                    state.target_ms,
-                    state.mid_ms,
-                    state.step,
-                    state.bits,
-                    state.depth,
-                ),
-                state.signals[self._columns],
-            ]
-        )
+        h = np.concatenate([state.context, state.signals[self._columns]])
         return self.artifact.y_std * float(kernels.margin(h, self._layers)) + self.artifact.y_mean
 
     def decide(self, state: StepState) -> int:
