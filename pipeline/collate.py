@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 
 from pipeline.engine import drafting_config
 from pipeline.measure import clocked_ms, sampling_config
-from pipeline.replay import Replayed, chosen, fixed, oracle, replay
+from pipeline.replay import Replayed, capped, chosen, fixed, oracle, run_policy
 from pipeline.report import git_sha, machine
 from pipeline.results import FORMAT
 from pipeline.systems import Bench, System
@@ -63,7 +63,7 @@ def predict(
         else:
             there = [tables[turn_key(r)] for r in rows if turn_key(r) in tables]
             cost = each * system.config.depth
-            done, source = [replay(t, policy, cost) for t in there], "replay"
+            done, source = run_policy(there, policy, cost), "replay"
         ms = sum(d.ms for d in done)
         if ms:
             speed = sum(d.tokens for d in done) / ms
@@ -254,9 +254,13 @@ def replay_section(verdict: Verdict) -> dict[str, Any]:
 
 def by_calls(verdict: Verdict, most: int) -> dict[str, Any]:
     """Return η of scheduler and oracle when a round may call the mid drafter ``most`` times."""
-    best = [replay(t, oracle(verdict.depth, most)) for t in verdict.tables]
+    cost = verdict.depth * verdict.decision_ms["scheduler"]
+    runs = {
+        "scheduler": run_policy(verdict.tables, chosen(capped(most)), cost),
+        "oracle": run_policy(verdict.tables, oracle(verdict.depth, most)),
+    }
     row: dict[str, Any] = {"budget": most}
-    for name, rows in (("scheduler", verdict.runs[f"scheduler, {most} calls"]), ("oracle", best)):
+    for name, rows in runs.items():
         figures = verdict.figures(rows)
         row[name] = figures["eta"]
         row[f"{name}_low"], row[f"{name}_high"] = figures["low"], figures["high"]

@@ -9,8 +9,6 @@ Kullback-Leibler divergence to those distributions with embedding and head froze
 from __future__ import annotations
 
 import csv
-import hashlib
-import json
 import logging
 import math
 import time
@@ -27,9 +25,10 @@ from torch import Tensor
 from tqdm import tqdm
 from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
 
+from pipeline.inputs import digest
 from pipeline.report import stage_run
 from pipeline.tasks import held_out_tasks
-from pipeline.texts import fingerprint
+from pipeline.texts import fingerprint, similar_length
 from treegraft_core.errors import InputError
 from treegraft_core.files import atomic_path, write_text
 from treegraft_core.models import cache_argument
@@ -44,6 +43,9 @@ from treegraft_core.student import (
 )
 
 log = logging.getLogger(__name__)
+
+KEY_LENGTH = 12
+LENGTH_SLACK = 16
 
 
 @dataclass(frozen=True)
@@ -199,27 +201,9 @@ def plan_jobs(
             replace(job, temperature=temperatures[(n + turn) % len(temperatures)])
             for n, job in enumerate(jobs)
         ]
-        chunks = similar_length(round_, batch, tokens)
+        chunks = similar_length(round_, lambda job: job.ids, batch, LENGTH_SLACK, tokens)
         plan += [chunks[i] for i in rng.permutation(len(chunks))]
     return plan
-
-
-def similar_length(jobs: Sequence[Job], batch: int, tokens: int) -> list[list[Job]]:
-    """Cut jobs, sorted by prompt length, into batches that waste little on padding.
-
-    A batch holds at most ``batch`` prompts and ``tokens`` prompt tokens.
-    """
-    chunks: list[list[Job]] = []
-    for job in sorted(jobs, key=lambda job: len(job.ids)):
-        if (
-            not chunks
-            or len(chunks[-1]) == batch
-            or (len(chunks[-1]) + 1) * len(job.ids) > tokens
-            or len(job.ids) > 1.5 * len(chunks[-1][0].ids) + 16
-        ):
-            chunks.append([])
-        chunks[-1].append(job)
-    return chunks
 
 
 def generate(
@@ -500,12 +484,7 @@ def generations_key(
     )
     recipe = {n: OmegaConf.to_container(conf)[n] for n in names}  # type: ignore[index,call-overload]
     source = [path, fingerprint(target), tokenizer.chat_template]
-    return digest([recipe, [list(p) for p in prompts], source])
-
-
-def digest(value: Any) -> str:
-    """Return a short digest of plain data."""
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:12]
+    return digest([recipe, [list(p) for p in prompts], source], KEY_LENGTH)
 
 
 def check_drafter(conf: DictConfig) -> None:
@@ -597,11 +576,12 @@ def run(conf: DictConfig) -> None:
         torch.manual_seed(int(recipe.seed))
         student = build_student(target, list(recipe.layers), tokens)
         length = int(recipe.max_length)
+        training = digest([OmegaConf.to_container(recipe, resolve=True), key], KEY_LENGTH)
         history = fit(
             student,
             Distillation(train, tokens, vocab, length),
             Distillation(held, tokens, vocab, length),
-            work / f"training-{digest([OmegaConf.to_container(recipe, resolve=True), key])}",
+            work / f"training-{training}",
             recipe,
             stage.log,
         )

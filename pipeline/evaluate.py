@@ -30,15 +30,16 @@ from pipeline.measure import (
 from pipeline.planning import OnlinePlanner
 from pipeline.plots import plot_policies
 from pipeline.replay import (
-    Policy,
     Replayed,
     TextTable,
-    bootstrap,
+    capped,
     chosen,
     fixed,
+    interval,
     oracle,
     planner_walk,
-    replay,
+    resamples,
+    run_policy,
     scheduler_walk,
     text_table,
     throughput,
@@ -96,17 +97,14 @@ def walks(
 ) -> dict[str, IntArray]:
     """Return the schedules that the policies that read the state walk to."""
     artifact, profile = bench.artifact, bench.profile
-    choices = {"scheduler": scheduler_walk(artifact, found, text, profile)}
+    choices = {
+        capped(most): scheduler_walk(artifact, found, text, profile, most)
+        for most in range(artifact.depth + 1)
+    }
+    choices["scheduler"] = choices[capped(artifact.depth)]  # no round has more calls
     if planner is not None:
         choices["online"] = planner_walk(planner, found, text, profile)
-    for most in range(artifact.depth + 1):
-        choices[capped(most)] = scheduler_walk(artifact, found, text, profile, most)
     return choices
-
-
-def capped(max_calls: int) -> str:
-    """Return the name of the scheduler with at most so many mid calls a round."""
-    return f"scheduler, {max_calls} calls"
 
 
 def replay_all(
@@ -114,23 +112,15 @@ def replay_all(
 ) -> dict[str, list[Replayed]]:
     """Replay every fixed schedule, the policies that read the state, and the oracle.
 
-    ``decision_ms`` is the time of one decision of each policy, by its name up to a comma.
+    ``decision_ms`` is the time of one decision of each policy that reads the state.
     """
     runs = {
         bits_text(schedule_bits(n, depth)): run_policy(tables, fixed(n)) for n in range(1 << depth)
     }
-    for name in tables[0].choices:
-        cost = depth * decision_ms[name.partition(",")[0]]
-        runs[name] = run_policy(tables, chosen(name), cost)
+    for name, each in decision_ms.items():
+        runs[name] = run_policy(tables, chosen(name), depth * each)
     runs["oracle"] = run_policy(tables, oracle(depth))
     return runs
-
-
-def run_policy(
-    tables: Sequence[TextTable], policy: Policy, decision_ms: float = 0.0
-) -> list[Replayed]:
-    """Replay one policy on every text."""
-    return [replay(t, policy, decision_ms) for t in tables]
 
 
 class Verdict:
@@ -162,8 +152,8 @@ class Verdict:
     ):
         self.tables, self.runs, self.depth, self.plain_ms = tables, runs, depth, plain_ms
         self.decision_ms = decision_ms
-        self.draws, self.seed = draws, seed
         self.groups = [f"{t.task}\n{t.prompt_id}" for t in tables]
+        self._drawn = resamples(self.groups, draws, seed)
         self.tasks = [t.task for t in tables]
         self._sums = {
             name: np.array([[r.tokens, r.ms] for r in rows]) for name, rows in runs.items()
@@ -180,7 +170,7 @@ class Verdict:
 
     def interval(self, statistic: Callable[[Any], float]) -> tuple[float, float]:
         """Return the 95 % interval over prompts."""
-        return bootstrap(self.groups, statistic, self.draws, self.seed)
+        return interval(statistic, self._drawn)
 
     def figures(self, rows: Sequence[Replayed]) -> dict[str, float]:
         """Return η of replayed texts with its interval, mean mid calls and A a round."""
@@ -353,11 +343,7 @@ def sentences(values: dict[str, Any]) -> list[str]:
 def open_scheduler(conf: DictConfig, config: DraftingConfig) -> SchedulerArtifact:
     """Load the exported scheduler and check that it fits the drafting depth."""
     artifact = load_scheduler(Path(conf.paths.scheduler))
-    if artifact.depth != config.depth:
-        raise InputError(
-            f"drafting.depth={config.depth}: the scheduler in {conf.paths.scheduler} was trained "
-            f"for depth {artifact.depth}; collect and distil for this depth"
-        )
+    check_depth(config, artifact.depth, f"the scheduler in {conf.paths.scheduler} was trained")
     return artifact
 
 
@@ -366,12 +352,17 @@ def open_value(conf: DictConfig, config: DraftingConfig) -> ValueModel | None:
     if all(options.get("schedule") != "online" for options in conf.systems.values()):
         return None
     value = load_value(Path(conf.paths.value))
-    if value.depth != config.depth:
-        raise InputError(
-            f"drafting.depth={config.depth}: the value network in {conf.paths.value} was fitted "
-            f"for depth {value.depth}; collect and distil for this depth"
-        )
+    check_depth(config, value.depth, f"the value network in {conf.paths.value} was fitted")
     return value
+
+
+def check_depth(config: DraftingConfig, depth: int, what: str) -> None:
+    """Raise if ``what`` was made for another depth than drafting has."""
+    if depth != config.depth:
+        raise InputError(
+            f"drafting.depth={config.depth}: {what} for depth {depth}; collect and distil for "
+            "this depth"
+        )
 
 
 def note_other_rules(artifact: SchedulerArtifact, config: DraftingConfig) -> None:
@@ -400,7 +391,7 @@ def warm_up_turns(texts: Sequence[Text], decoded: Sequence[TaskPrompt], count: i
     others = [t for t in texts if (t.task, t.prompt_id) not in measured] or list(texts)
     count = min(count, len(others))
     spread = [others[i * len(others) // count] for i in range(count)]
-    return [Turn(t.task, t.prompt_id, t.turn, tuple(t.tokens[: t.prompt_tokens])) for t in spread]
+    return [Turn.of(t) for t in spread]
 
 
 def run(conf: DictConfig) -> None:

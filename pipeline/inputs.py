@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from treegraft_core import InputError
+
+
+def digest(value: Any, length: int = 16) -> str:
+    """Return a short digest of plain data, to tell inputs apart."""
+    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:length]
 
 
 def require(path: Path, stage: str) -> Path:

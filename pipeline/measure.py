@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from pipeline.features import check_numerator
+from pipeline.inputs import digest
 from pipeline.report import machine
 from pipeline.systems import Bench, Output, System
 from pipeline.tasks import TaskPrompt
@@ -59,6 +60,11 @@ class Turn:
     turn: int
     ids: tuple[int, ...]
 
+    @classmethod
+    def of(cls, text: Text) -> Turn:
+        """Return the turn that a text answers."""
+        return cls(text.task, text.prompt_id, text.turn, tuple(text.tokens[: text.prompt_tokens]))
+
 
 def sampling_config(conf: DictConfig) -> Sampling:
     """Return the validated way of choosing tokens, with the run's seed."""
@@ -85,9 +91,7 @@ def units(texts: Sequence[Text], prompts: Sequence[TaskPrompt]) -> list[list[Tur
     """Return the turns of each prompt, in the order of ``prompts``."""
     turns: dict[tuple[str, str], list[Turn]] = {}
     for text in texts:
-        ids = tuple(text.tokens[: text.prompt_tokens])
-        where = (text.task, text.prompt_id)
-        turns.setdefault(where, []).append(Turn(*where, text.turn, ids))
+        turns.setdefault((text.task, text.prompt_id), []).append(Turn.of(text))
     keys = [(p.task, p.prompt.question_id) for p in prompts]
     return [turns[key] for key in keys if key in turns]
 
@@ -175,11 +179,6 @@ def settings(
 def plain(value: Any) -> Any:
     """Return a config value as plain data."""
     return OmegaConf.to_container(value, resolve=True) if OmegaConf.is_config(value) else value
-
-
-def digest(value: Any) -> str:
-    """Return a short digest of plain data."""
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
 
 
 # Measuring ----------------------------------------------------------------------------------
@@ -318,7 +317,7 @@ def decode_prompt(
             if not system.ablation or in_ablation(bench.conf, turn.task)
         ]
         first = number % len(names)
-        seeded = with_seed(sampling, seed_of(sampling.seed, turn))
+        seeded = replace(sampling, seed=seed_of(sampling.seed, turn))
         outputs: dict[str, Output] = {}
         for name in names[first:] + names[:first]:
             decode = systems[name].decode
@@ -335,13 +334,6 @@ def decode_prompt(
             }
         )
     return records
-
-
-def with_seed(sampling: Sampling, seed: int) -> Sampling:
-    """Return ``sampling`` under another seed."""
-    return Sampling(
-        sampling.temperature, sampling.top_p, sampling.top_k, sampling.repetition_penalty, seed
-    )
 
 
 def output_record(output: Output) -> dict[str, Any]:

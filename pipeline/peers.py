@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 from transformers.generation.streamers import BaseStreamer
 
-from treegraft_core import Pair, Sampling
+from treegraft_core import Pair, Round, Sampling
 from treegraft_core.packed import head_size
 
 
@@ -81,7 +81,7 @@ class Arrivals(BaseStreamer):
 
 
 @dataclass
-class Answer:
+class Output:
     """New tokens, and the time of those after the first that arrived.
 
     Attributes
@@ -92,11 +92,14 @@ class Answer:
         Tokens decoded within ``ms``: all but those that came with the reading of the prompt.
     ms : float
         Time from the first arrival to the end.
+    rounds : list of Round
+        Of this project's decoders.
     """
 
     tokens: list[int] = field(default_factory=list)
     counted: int = 0
     ms: float = 0.0
+    rounds: list[Round] = field(default_factory=list)
 
 
 def sampling_arguments(sampling: Sampling) -> dict[str, Any]:
@@ -116,7 +119,7 @@ def sampling_arguments(sampling: Sampling) -> dict[str, Any]:
 
 def generate(
     pair: Pair, ids: Sequence[int], n_tokens: int, sampling: Sampling, **named: Any
-) -> Answer:
+) -> Output:
     """Run ``generate`` of the pair's target on one prompt."""
     arrivals = Arrivals()
     eos = list(pair.eos_token_ids)
@@ -139,4 +142,4 @@ def generate(
     # The first thing to arrive is the prompt.
     first = arrivals.counts[1]
     ms = 1e3 * (arrivals.times[-1] - arrivals.times[1])
-    return Answer(tokens, max(0, len(tokens) - first), ms)
+    return Output(tokens, max(0, len(tokens) - first), ms)

@@ -207,6 +207,11 @@ def fixed(schedule: int) -> Policy:
     return lambda table, state: schedule
 
 
+def capped(max_calls: int) -> str:
+    """Return the name of the scheduler's choices with so many mid calls a round at most."""
+    return f"scheduler, {max_calls} calls"
+
+
 def chosen(name: str) -> Policy:
     """Return the policy that takes the schedule of ``table.choices[name]``."""
     return lambda table, state: int(table.choices[name][state])
@@ -231,6 +236,13 @@ def throughput(rows: Sequence[Replayed]) -> float:
     return 1e3 * sum(r.tokens for r in rows) / sum(r.ms for r in rows)
 
 
+def run_policy(
+    tables: Sequence[TextTable], policy: Policy, decision_ms: float = 0.0
+) -> list[Replayed]:
+    """Replay one policy on every text."""
+    return [replay(t, policy, decision_ms) for t in tables]
+
+
 def bootstrap(
     groups: Sequence[str], statistic: Callable[[IntArray], float], draws: int, seed: int
 ) -> tuple[float, float]:
@@ -245,14 +257,25 @@ def bootstrap(
     draws, seed : int
         Resamples, and where they start.
     """
+    return interval(statistic, resamples(groups, draws, seed))
+
+
+def resamples(groups: Sequence[str], draws: int, seed: int) -> list[IntArray]:
+    """Return the texts of every resample of prompts; none for a single prompt."""
     rng = np.random.default_rng(seed)
     names = sorted(set(groups))
     if len(names) < 2:
-        return float("nan"), float("nan")
+        return []
     members = {n: [i for i, g in enumerate(groups) if g == n] for n in names}
-    values = []
-    for _ in range(draws):
-        picked = rng.integers(len(names), size=len(names))
-        values.append(statistic(np.array([i for p in picked for i in members[names[p]]])))
-    low, high = np.percentile(values, [2.5, 97.5])
+    picks = (rng.integers(len(names), size=len(names)) for _ in range(draws))
+    return [np.array([i for p in picked for i in members[names[p]]]) for picked in picks]
+
+
+def interval(
+    statistic: Callable[[IntArray], float], drawn: Sequence[IntArray]
+) -> tuple[float, float]:
+    """Return the 95 % percentile interval of ``statistic`` over `resamples`; NaN without any."""
+    if not drawn:
+        return float("nan"), float("nan")
+    low, high = np.percentile([statistic(texts) for texts in drawn], [2.5, 97.5])
     return float(low), float(high)

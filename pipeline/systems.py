@@ -13,7 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipeline.engine import drafting_config, runtime_config
 from pipeline.features import check_numerator
-from pipeline.peers import Answer, assistant_of, generate
+from pipeline.peers import Output, assistant_of, generate
 from pipeline.planning import OnlinePlanner
 from pipeline.results import ROLES
 from pipeline.value import ValueModel
@@ -27,7 +27,6 @@ from treegraft_core import (
     InputError,
     LatencyProfile,
     Pair,
-    Round,
     Sampling,
     Scheduler,
     SchedulerArtifact,
@@ -40,13 +39,6 @@ from treegraft_core.pair import DTYPES, load_target, plain_generation
 SCHEDULES = ("small", "mid", "scheduler", "online")
 PEERS = ("generate", "assisted", "prompt_lookup")
 CANDIDATES = ("same", "generate", "compiled", *DTYPES)
-
-
-@dataclass
-class Output(Answer):
-    """An answer, and the rounds of this project's decoders."""
-
-    rounds: list[Round] = field(default_factory=list)
 
 
 Decode = Callable[[Sequence[int], int, Sampling], Output]
@@ -118,7 +110,8 @@ class Bench:
     def __post_init__(self) -> None:
         self.caches = Caches(self.pair)
         self.width = drafting_config(self.conf).width
-        self._by_transformers = self._generate(self.pair)
+        self._plain = self._decode_plain(self.pair, self.caches)
+        self._by_transformers = self._generate()
 
     def build(self) -> dict[str, System]:
         """Return the configured systems, in the order of the config."""
@@ -152,11 +145,6 @@ class Bench:
             return make(*self._peer(name, options))
         return self._tree(name, options, make)
 
-    def _plain(self, ids: Sequence[int], n: int, sampling: Sampling) -> Output:
-        return output(
-            decode_plain(self.pair, ids, n, sampling=sampling, caches=self.caches, width=self.width)
-        )
-
     # Peers ----------------------------------------------------------------------------------
 
     def _peer(self, name: str, options: DictConfig) -> tuple[Decode, dict[str, Decode]]:
@@ -177,18 +165,13 @@ class Bench:
 
     def _drafting_peer(self, kind: str, length: int) -> Decode:
         if kind == "prompt_lookup":
-            return self._generate(self.pair, prompt_lookup_num_tokens=length)
+            return self._generate(prompt_lookup_num_tokens=length)
         assistant = assistant_of(self.pair)
         assistant.generation_config.num_assistant_tokens = length
-        return self._generate(self.pair, assistant_model=assistant)
+        return self._generate(assistant_model=assistant)
 
-    @staticmethod
-    def _generate(pair: Pair, **named: Any) -> Decode:
-        def decode(ids: Sequence[int], n: int, sampling: Sampling) -> Output:
-            done = generate(pair, ids, n, sampling, **named)
-            return Output(done.tokens, done.counted, done.ms)
-
-        return decode
+    def _generate(self, **named: Any) -> Decode:
+        return lambda ids, n, sampling: generate(self.pair, ids, n, sampling, **named)
 
     # The fastest plain decoding -------------------------------------------------------------
 
@@ -205,19 +188,19 @@ class Bench:
             elif name == "generate":
                 found[f"transformers generate, {own}"] = self._by_transformers
             elif name == "compiled":
-                found[f"own runtime, compiled, {own}"] = self._with_caches(
+                found[f"own runtime, compiled, {own}"] = self._decode_plain(
                     self.pair, Caches(self.pair, compile=True)
                 )
             else:
                 other = self._in_dtype(name)
-                found[f"own runtime, {name}"] = self._with_caches(other, Caches(other))
+                found[f"own runtime, {name}"] = self._decode_plain(other, Caches(other))
         if not found:
             raise InputError(
                 f"systems.fastest.candidates=[]: give one or more of {', '.join(CANDIDATES)}"
             )
         return found
 
-    def _with_caches(self, pair: Pair, caches: Caches) -> Decode:
+    def _decode_plain(self, pair: Pair, caches: Caches) -> Decode:
         return lambda ids, n, sampling: output(
             decode_plain(pair, ids, n, sampling=sampling, caches=caches, width=self.width)
         )
@@ -262,7 +245,7 @@ class Bench:
                 f"{config.depth}: left out"
             )
             return None
-        bits = schedule_bits(schedule, config.depth)
+        bits = fixed_bits(schedule, config.depth)
         decoder = TreeGraftDecoder(
             self.pair,
             self._scheduler(str(schedule), bits),
@@ -288,7 +271,7 @@ class Bench:
         return OnlinePlanner(self.value, check_numerator(self.conf))
 
 
-def schedule_bits(schedule: Any, depth: int) -> str | None:
+def fixed_bits(schedule: Any, depth: int) -> str | None:
     """Return the bits of a schedule that is always the same, or None."""
     if OmegaConf.is_list(schedule):
         return "".join(str(int(bit)) for bit in schedule)

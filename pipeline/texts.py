@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +19,7 @@ from torch import nn
 from tqdm import tqdm
 from transformers import GenerationConfig, PreTrainedModel
 
+from pipeline.inputs import digest
 from pipeline.tasks import TaskPrompt
 from treegraft_core import Context, DraftingConfig, InputError, Pair
 from treegraft_core.files import atomic_path
@@ -25,6 +28,9 @@ from treegraft_core.prompts import chat_ids
 from treegraft_core.verify import token_log_p
 
 SAMPLED_WEIGHTS = 4096
+LENGTH_SLACK = 64
+
+Job = TypeVar("Job")
 
 
 @dataclass
@@ -161,7 +167,8 @@ def _decode(
     cut = 0
     for turn in range(max(len(p.prompt.turns) for p in prompts)):
         jobs = _jobs(pair, prompts, chats, turn, room)
-        for chunk in tqdm(_chunks(jobs, batch), desc=f"decode turn {turn + 1}", unit="batch"):
+        chunks = similar_length(jobs, lambda job: job[1], batch, LENGTH_SLACK)
+        for chunk in tqdm(chunks, desc=f"decode turn {turn + 1}", unit="batch"):
             answers = _continue(pair, [ids for _, ids in chunk], max_new_tokens + extra)
             for (i, ids), answer in zip(chunk, answers, strict=True):
                 n = _answer_length(answer, pair.eos_token_ids, max_new_tokens)
@@ -190,12 +197,37 @@ def _decode(
     return [text for _, _, text in sorted(found, key=lambda item: item[:2])], cut
 
 
-def _chunks(jobs: Sequence[tuple[int, list[int]]], batch: int) -> list[list[tuple[int, list[int]]]]:
-    """Cut jobs, sorted by length, into batches of similar length: padding is read, too."""
-    chunks: list[list[tuple[int, list[int]]]] = []
-    for job in jobs:
-        longest = 1.5 * len(chunks[-1][0][1]) + 64 if chunks else 0.0
-        if not chunks or len(chunks[-1]) == batch or len(job[1]) > longest:
+def similar_length(
+    jobs: Sequence[Job],
+    ids: Callable[[Job], Sequence[int]],
+    batch: int,
+    slack: int,
+    tokens: float = math.inf,
+) -> list[list[Job]]:
+    """Cut jobs, sorted by prompt length, into batches that waste little on padding.
+
+    Parameters
+    ----------
+    jobs : sequence
+        What to batch.
+    ids : callable
+        Returns a job's prompt.
+    batch : int
+        Most prompts of a batch.
+    slack : int
+        A prompt may be half as long again as the first of its batch, and so many tokens.
+    tokens : float
+        Most prompt tokens of a batch, padding included (default: any number).
+    """
+    chunks: list[list[Job]] = []
+    for job in sorted(jobs, key=lambda job: len(ids(job))):
+        length = len(ids(job))
+        if (
+            not chunks
+            or len(chunks[-1]) == batch
+            or (len(chunks[-1]) + 1) * length > tokens
+            or length > 1.5 * len(ids(chunks[-1][0])) + slack
+        ):
             chunks.append([])
         chunks[-1].append(job)
     return chunks
@@ -224,7 +256,7 @@ def _jobs(
             )
         if len(ids) > room:
             del chats[i]
-    return sorted(((i, ids) for i, ids in asked if i in chats), key=lambda job: len(job[1]))
+    return [(i, ids) for i, ids in asked if i in chats]
 
 
 def _answer_length(answer: Sequence[int], eos: Sequence[int], limit: int) -> int:
@@ -263,20 +295,20 @@ def _digest(
         config.width,
         pair.eos_token_ids,
     ]
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()[:16]
+    return digest(value)
 
 
 def fingerprint(model: nn.Module) -> str:
     """Digest of a sample of every weight of a model, and of its config, if it has one."""
-    digest = hashlib.sha256()
+    found = hashlib.sha256()
     if isinstance(model, PreTrainedModel):
         config = model.config.to_dict() | {"_name_or_path": None, "transformers_version": None}
-        digest.update(json.dumps(config, sort_keys=True, default=str).encode())
+        found.update(json.dumps(config, sort_keys=True, default=str).encode())
     for name, weight in model.state_dict().items():
         flat = weight.detach().flatten()
         sample = flat[:: max(1, len(flat) // SAMPLED_WEIGHTS)].double().cpu()
-        digest.update(name.encode() + sample.numpy().tobytes())
-    return digest.hexdigest()
+        found.update(name.encode() + sample.numpy().tobytes())
+    return found.hexdigest()
 
 
 def _save(path: Path, texts: Sequence[Text], cut: int) -> None:

@@ -23,7 +23,7 @@ from pipeline.collect import bits_text
 from pipeline.engine import drafting_config, open_pair, open_profile
 from pipeline.planning import OnlinePlanner
 from pipeline.replay import planner_walk
-from pipeline.systems import Bench, System, schedule_bits
+from pipeline.systems import Bench, System, fixed_bits
 from pipeline.texts import Text
 from pipeline.value import ValueModel
 from tests.conftest import VOCAB, tiny_llama
@@ -455,7 +455,7 @@ def test_the_targets_own_dtype_is_a_candidate(home: Path, data: Path) -> None:
 
 def test_schedules_that_are_always_the_same() -> None:
     schedule = composed_list([1, 0, 1])
-    assert [schedule_bits(s, 3) for s in ("small", "mid", "scheduler", "online", schedule)] == [
+    assert [fixed_bits(s, 3) for s in ("small", "mid", "scheduler", "online", schedule)] == [
         "000",
         "111",
         None,
