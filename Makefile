@@ -7,7 +7,7 @@ PY := $(VENV)/bin/python
 RUN := $(PY) -m pipeline.run
 READY := $(VENV)/.ready
 
-.PHONY: setup profile collect distill evaluate report check drafter generalise test bench lint clean
+.PHONY: setup profile collect distill evaluate replay report check drafter generalise test bench lint clean
 .NOTPARALLEL:
 
 setup: $(READY)
@@ -36,6 +36,11 @@ distill: $(READY)
 
 evaluate: $(READY)
 	$(RUN) stage=evaluate $(ARGS)
+
+# Any policies over trajectories on disk; by default over every state of held-out prompts, which
+# `$(RUN) stage=collect collect.split=evaluate collect.states_per_turn=0` logs first.
+replay: $(READY)
+	$(RUN) stage=replay $(ARGS)
 
 report: $(READY)
 	$(RUN) stage=report $(ARGS)

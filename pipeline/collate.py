@@ -12,7 +12,6 @@ from omegaconf import OmegaConf
 
 from pipeline.engine import drafting_config
 from pipeline.measure import clocked_ms, sampling_config
-from pipeline.replay import Replayed, capped, chosen, fixed, oracle, run_policy
 from pipeline.report import git_sha, machine
 from pipeline.results import FORMAT
 from pipeline.systems import Bench, System
@@ -46,36 +45,43 @@ def predict(
     latency profile.
     """
     found, rules = {}, drafting_config(bench.conf)
-    tables = {(t.task, t.prompt_id, t.turn): t for t in verdict.tables} if verdict else {}
     for name, system in systems.items():
         if system.config is None or system.role == "guarded":
             continue
         rows = [r for r in records if name in r["outputs"]]
         enumerated = system.config == rules and system.role not in PREDICTED_BY_COUNTS
         policy = None
-        if enumerated and system.bits is not None:
-            policy = fixed(int(system.bits, 2))
-        elif enumerated and system.role in PREDICTED_BY_REPLAY:
-            policy = chosen(system.role)
-        each = verdict.decision_ms.get(system.role, 0.0) if verdict else 0.0
+        if enumerated and (system.bits is not None or system.role in PREDICTED_BY_REPLAY):
+            policy = system.bits or system.role
         if policy is None:
-            done, source = [clocked(bench, name, r, each) for r in rows], "counts"
+            each = verdict.decision_ms.get(system.role, 0.0) if verdict else 0.0
+            tokens, ms = clocked(bench, name, rows, each)
         else:
-            there = [tables[turn_key(r)] for r in rows if turn_key(r) in tables]
-            cost = each * system.config.depth
-            done, source = run_policy(there, policy, cost), "replay"
-        ms = sum(d.ms for d in done)
+            tokens, ms = replayed(verdict, policy, rows)
         if ms:
-            speed = sum(d.tokens for d in done) / ms
-            found[name] = (speed * bench.profile.plain_ms, source)
+            source = "counts" if policy is None else "replay"
+            found[name] = (tokens / ms * bench.profile.plain_ms, source)
     return found
 
 
-def clocked(bench: Bench, name: str, record: Record, decision_ms: float) -> Replayed:
-    """Return a turn's tokens, and the time of its rounds by the latency profile."""
-    output = record["outputs"][name]
-    ms = sum(clocked_ms(bench.profile, r, decision_ms) for r in output["rounds"])
-    return Replayed(tokens=output["counted"], ms=ms)
+def replayed(verdict: Verdict | None, policy: str, rows: Sequence[Record]) -> tuple[int, float]:
+    """Return tokens and time, ms, of a policy in the replay of the turns that ``rows`` are of."""
+    if verdict is None:
+        return 0, 0.0
+    turns = verdict.texts.turns[["task", "prompt_id", "turn"]].itertuples(index=False, name=None)
+    number = {turn: i for i, turn in enumerate(turns)}
+    there = [number[turn_key(r)] for r in rows if turn_key(r) in number]
+    run = verdict.runs[policy].take(np.array(there, np.int64))
+    return int(run.tokens.sum()), float(run.ms.sum())
+
+
+def clocked(
+    bench: Bench, name: str, rows: Sequence[Record], decision_ms: float
+) -> tuple[int, float]:
+    """Return a system's tokens on some turns, and the time of its rounds by the profile, ms."""
+    outputs = [r["outputs"][name] for r in rows]
+    ms = sum(clocked_ms(bench.profile, r, decision_ms) for o in outputs for r in o["rounds"])
+    return sum(o["counted"] for o in outputs), ms
 
 
 # The file -----------------------------------------------------------------------------------
@@ -238,9 +244,10 @@ def replay_section(verdict: Verdict) -> dict[str, Any]:
         ("scheduler", "TreeGraft"),
         ("online", "online planning"),
         ("oracle", "oracle"),
+        ("gain_oracle", "oracle, whole text"),
     ]
     return {
-        "prompts": len(set(verdict.groups)),
+        "prompts": verdict.prompts,
         "plain": 1e3 / verdict.plain_ms,
         "policies": [
             {"name": name, "label": label, **verdict.figures(verdict.runs[name])}
@@ -254,14 +261,9 @@ def replay_section(verdict: Verdict) -> dict[str, Any]:
 
 def by_calls(verdict: Verdict, most: int) -> dict[str, Any]:
     """Return η of scheduler and oracle when a round may call the mid drafter ``most`` times."""
-    cost = verdict.depth * verdict.decision_ms["scheduler"]
-    runs = {
-        "scheduler": run_policy(verdict.tables, chosen(capped(most)), cost),
-        "oracle": run_policy(verdict.tables, oracle(verdict.depth, most)),
-    }
     row: dict[str, Any] = {"budget": most}
-    for name, rows in runs.items():
-        figures = verdict.figures(rows)
+    for name in ("scheduler", "oracle"):
+        figures = verdict.figures(verdict.runs[f"{name}, {most} calls"])
         row[name] = figures["eta"]
         row[f"{name}_low"], row[f"{name}_high"] = figures["low"], figures["high"]
     return row

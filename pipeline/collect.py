@@ -40,6 +40,7 @@ from treegraft_core.models import CachedModel
 
 COUNT_NAMES = tuple(field.name for field in fields(MidCall))
 LONGEST_NAME = 120
+SPLITS = ("collect", "evaluate")
 
 
 def bits_text(bits: Iterable[int]) -> str:
@@ -280,17 +281,28 @@ def replay_rounds(
     }
 
 
+def check_split(conf: DictConfig) -> str:
+    """Return ``collect.split``, checked."""
+    split = str(conf.collect.split)
+    if split not in SPLITS:
+        raise InputError(f"collect.split={split}: choose one of {', '.join(SPLITS)}")
+    return split
+
+
 def run(conf: DictConfig) -> None:
-    """Collect trajectories of the configured pair on the configured prompts."""
-    config = drafting_config(conf)
+    """Collect trajectories of the configured pair on the configured prompts.
+
+    With ``collect.split=evaluate`` on the prompts to judge on: they go into a folder of their own,
+    which nothing that fits reads.
+    """
+    config, split = drafting_config(conf), check_split(conf)
     profile = open_profile(conf)
-    prompts = load_prompts(conf, "collect", conf.collect.prompts_per_task)
-    folder = Path(conf.paths.trajectories) / "collect"
-    home = folder / f"pair={conf.pair.name}"
-    with stage_run(
-        conf, "collect", Path(conf.paths.data) / "trajectories" / "meta" / conf.pair.name
-    ) as stage:
-        stage.read(prompt_source(conf, "collect"), f"{len(prompts)} prompts")
+    prompts = load_prompts(conf, split, conf.collect.prompts_per_task)
+    home = Path(conf.paths.trajectories) / split / f"pair={conf.pair.name}"
+    meta = Path(conf.paths.data) / "trajectories" / "meta"
+    of_split = meta if split == "collect" else meta / split
+    with stage_run(conf, "collect", of_split / str(conf.pair.name)) as stage:
+        stage.read(prompt_source(conf, split), f"{len(prompts)} prompts")
         stage.read(Path(conf.paths.profile) / "profile.json")
         pair = open_pair(conf)
         texts, cut = greedy_texts(

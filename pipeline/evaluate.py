@@ -7,7 +7,8 @@ schedule at every state of the same texts (`pipeline.replay`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from pipeline.collate import collate, predict
 from pipeline.collect import bits_text, enumerate_text, pack_memory
 from pipeline.engine import drafting_config, drafting_rules, open_pair, open_profile
 from pipeline.features import check_numerator
+from pipeline.hardware import Outcomes, outcomes
 from pipeline.measure import (
     Turn,
     expected_minutes,
@@ -30,26 +32,26 @@ from pipeline.measure import (
 from pipeline.planning import OnlinePlanner
 from pipeline.plots import plot_policies
 from pipeline.replay import (
+    Judged,
     Replayed,
-    TextTable,
-    capped,
-    chosen,
-    fixed,
-    interval,
-    oracle,
-    planner_walk,
-    resamples,
-    run_policy,
-    scheduler_walk,
-    text_table,
-    throughput,
-    with_budget,
+    Texts,
+    at_most,
+    bits_of,
+    follow,
+    planned_decisions,
+    rate_oracle,
+    reference_runs,
+    replay,
+    scheduler_decisions,
+    texts_of,
+    tries_of,
 )
 from pipeline.report import Stage, stage_run, table
 from pipeline.results import ablation_table, load_results, main_table, orderings, task_table
 from pipeline.systems import Bench, System
 from pipeline.tasks import TaskPrompt, first_of_each, load_prompts, prompt_source
 from pipeline.texts import Text, greedy_texts, left_out
+from pipeline.tries import Tries, join
 from pipeline.value import ValueModel, load_value
 from treegraft_core import (
     DraftingConfig,
@@ -58,7 +60,6 @@ from treegraft_core import (
     SchedulerArtifact,
     load_scheduler,
 )
-from treegraft_core.enumeration import Enumeration
 from treegraft_core.files import write_json, write_text
 from treegraft_core.models import CachedModel
 from treegraft_core.tree import IntArray
@@ -69,67 +70,101 @@ BUDGETS = (3, 7, 15, 31)
 
 def schedule_bits(number: int, depth: int) -> tuple[int, ...]:
     """Return the bits of a schedule's number, τ_1 first."""
-    return tuple(number >> (depth - 1 - k) & 1 for k in range(depth))
+    return tuple(map(int, bits_of(number, depth)))
 
 
-def build_tables(
-    bench: Bench, texts: Sequence[Text], config: DraftingConfig, planner: OnlinePlanner | None
-) -> list[TextTable]:
+@dataclass(frozen=True)
+class Enumerated:
+    """The states of the replayed texts, and what each policy that reads them decides.
+
+    Attributes
+    ----------
+    tries : Tries
+        Every state of every text.
+    texts : Texts
+        Their turns.
+    leaves : dict of int64 array, shape ``[S]``
+        The schedule, by number, that each such policy walks to.
+    """
+
+    tries: Tries
+    texts: Texts
+    leaves: dict[str, IntArray]
+
+
+def enumerate_texts(bench: Bench, texts: Sequence[Text], config: DraftingConfig) -> Tries:
     """Enumerate every state of every text."""
     model, conf = CachedModel(bench.pair.mid), bench.conf
     memory, pack = pack_memory(conf), int(conf.collect.pack)
-    tables = []
+    parts = []
     with tqdm(texts, desc="enumerate", unit="turn") as bar:
-        states = 0
         for text in bar:
             roots = list(text.roots())
             if roots:
                 found = enumerate_text(bench.pair, model, text, roots, config, memory, pack)
-                choices = walks(bench, found, text, planner)
-                tables.append(text_table(text, found, bench.profile, choices))
-                states += len(roots)
-                bar.set_postfix(states=states)
-    return tables
+                parts.append(tries_of(bench.pair.name, text, found, bench.profile))
+                bar.set_postfix(states=sum(map(len, parts)))
+    return join(parts)
 
 
-def walks(
-    bench: Bench, found: Enumeration, text: Text, planner: OnlinePlanner | None
-) -> dict[str, IntArray]:
+def walks(bench: Bench, tries: Tries, planner: OnlinePlanner | None) -> dict[str, IntArray]:
     """Return the schedules that the policies that read the state walk to."""
-    artifact, profile = bench.artifact, bench.profile
-    choices = {
-        capped(most): scheduler_walk(artifact, found, text, profile, most)
-        for most in range(artifact.depth + 1)
+    artifact, depth = bench.artifact, tries.depth
+    found = outcomes(tries, bench.profile)
+    wanted = scheduler_decisions(artifact, tries, found)
+    leaves = {
+        capped("scheduler", most): follow(at_most(wanted, depth, most), depth)
+        for most in range(depth + 1)
     }
-    choices["scheduler"] = choices[capped(artifact.depth)]  # no round has more calls
+    leaves["scheduler"] = follow(wanted, depth)
     if planner is not None:
-        choices["online"] = planner_walk(planner, found, text, profile)
-    return choices
+        leaves["online"] = follow(planned_decisions(planner, tries, found), depth)
+    return leaves
+
+
+def capped(name: str, most: int) -> str:
+    """Return the name of a policy with so many mid calls a round at most."""
+    return f"{name}, {most} calls"
 
 
 def replay_all(
-    tables: Sequence[TextTable], depth: int, decision_ms: dict[str, float]
-) -> dict[str, list[Replayed]]:
-    """Replay every fixed schedule, the policies that read the state, and the oracle.
+    enumerated: Enumerated, found: Outcomes, decision_ms: dict[str, float]
+) -> dict[str, Replayed]:
+    """Replay every fixed schedule, the policies that read the state, and the oracles.
 
     ``decision_ms`` is the time of one decision of each policy that reads the state.
     """
-    runs = {
-        bits_text(schedule_bits(n, depth)): run_policy(tables, fixed(n)) for n in range(1 << depth)
-    }
+    texts, depth = enumerated.texts, enumerated.tries.depth
+    runs = reference_runs(texts, found, depth)
     for name, each in decision_ms.items():
-        runs[name] = run_policy(tables, chosen(name), depth * each)
-    runs["oracle"] = run_policy(tables, oracle(depth))
+        runs[name] = replay(texts, found, enumerated.leaves[name]).with_cost(depth * each)
     return runs
 
 
-class Verdict:
+def replay_capped(
+    enumerated: Enumerated, found: Outcomes, decision_ms: dict[str, float]
+) -> dict[str, Replayed]:
+    """Replay scheduler and oracle for every number of mid calls that a round may have."""
+    texts, depth = enumerated.texts, enumerated.tries.depth
+    runs = {}
+    for most in range(depth + 1):
+        name = capped("scheduler", most)
+        done = replay(texts, found, enumerated.leaves[name])
+        runs[name] = done.with_cost(depth * decision_ms["scheduler"])
+        leaf = rate_oracle(found, depth, most)
+        runs[capped("oracle", most)] = replay(texts, found, leaf)
+    return runs
+
+
+class Verdict(Judged):
     """Means, intervals and comparisons over held-out texts.
 
     Parameters
     ----------
-    tables, runs
-        From `build_tables` and `replay_all`.
+    texts : Texts
+        The turns.
+    runs : dict of Replayed
+        From `replay_all` and `replay_capped`.
     depth : int
         D.
     plain_ms : float
@@ -142,59 +177,16 @@ class Verdict:
 
     def __init__(
         self,
-        tables: Sequence[TextTable],
-        runs: dict[str, list[Replayed]],
+        texts: Texts,
+        runs: dict[str, Replayed],
         depth: int,
         plain_ms: float,
         decision_ms: dict[str, float],
         draws: int,
         seed: int,
     ):
-        self.tables, self.runs, self.depth, self.plain_ms = tables, runs, depth, plain_ms
-        self.decision_ms = decision_ms
-        self.groups = [f"{t.task}\n{t.prompt_id}" for t in tables]
-        self._drawn = resamples(self.groups, draws, seed)
-        self.tasks = [t.task for t in tables]
-        self._sums = {
-            name: np.array([[r.tokens, r.ms] for r in rows]) for name, rows in runs.items()
-        }
-        self.small, self.mid = "0" * depth, "1" * depth
-        self.fixed = [name for name in runs if set(name) <= {"0", "1"}]
-        self.endpoint = max((self.small, self.mid), key=self.eta)
-        self.best_fixed = max(self.fixed, key=self.eta)
-
-    def eta(self, name: str, at: Any = slice(None)) -> float:
-        """Return η over texts ``at``, tokens/s."""
-        tokens, ms = self._sums[name][at].sum(0)
-        return float(1e3 * tokens / ms)
-
-    def interval(self, statistic: Callable[[Any], float]) -> tuple[float, float]:
-        """Return the 95 % interval over prompts."""
-        return interval(statistic, self._drawn)
-
-    def figures(self, rows: Sequence[Replayed]) -> dict[str, float]:
-        """Return η of replayed texts with its interval, mean mid calls and A a round."""
-        sums = np.array([[r.tokens, r.ms] for r in rows])
-
-        def eta(at: Any) -> float:
-            tokens, ms = sums[at].sum(0)
-            return float(1e3 * tokens / ms)
-
-        low, high = self.interval(eta)
-        rounds = sum(r.rounds for r in rows)
-        return {
-            "eta": eta(slice(None)),
-            "low": low,
-            "high": high,
-            "calls": sum(r.calls for r in rows) / rounds,
-            "A": sum(r.accepted for r in rows) / rounds,
-        }
-
-    def gap_closed(self, at: Any = slice(None)) -> float:
-        """Return (scheduler − better endpoint) / (oracle − better endpoint) in η."""
-        base = self.eta(self.endpoint, at)
-        room = self.eta("oracle", at) - base
-        return (self.eta("scheduler", at) - base) / room if room > 1e-9 else float("nan")
+        super().__init__(runs, texts.groups, depth, draws, seed)
+        self.texts, self.plain_ms, self.decision_ms = texts, plain_ms, decision_ms
 
     def row(self, label: str, name: str) -> dict[str, Any]:
         """Return one line of the table of policies."""
@@ -222,56 +214,59 @@ class Verdict:
             self.row("scheduler", "scheduler"),
             *([self.row("online planning", "online")] if "online" in self.runs else []),
             self.row("oracle (best schedule of each state)", "oracle"),
+            self.row("oracle (best for the whole text)", "gain_oracle"),
         ]
 
     def by_task(self) -> list[dict[str, Any]]:
         """Return η by task."""
         rows = []
-        for task in sorted(set(self.tasks)):
-            at = np.flatnonzero(np.array(self.tasks) == task)
-            rows.append(
-                {
-                    "task": task,
-                    "turns": len(at),
-                    "All Small": self.eta(self.small, at),
-                    "All Mid": self.eta(self.mid, at),
-                    f"fixed {self.best_fixed}": self.eta(self.best_fixed, at),
-                    "scheduler": self.eta("scheduler", at),
-                    "oracle": self.eta("oracle", at),
-                }
-            )
+        for task in sorted(set(self.texts.tasks)):
+            at = self.texts.tasks == task
+            prompts = np.bincount(self.prompt[at], minlength=self.prompts) > 0
+            columns = {
+                "All Small": self.small,
+                "All Mid": self.mid,
+                f"fixed {self.best_fixed}": self.best_fixed,
+                "scheduler": "scheduler",
+                "oracle": "oracle",
+            }
+            eta = {label: self.eta(name, prompts) for label, name in columns.items()}
+            rows.append({"task": str(task), "turns": int(at.sum()), **eta})
         return rows
 
     def comparisons(self) -> dict[str, Any]:
-        """Return the scheduler against the better endpoint and the best fixed schedule."""
+        """Return the scheduler against the better endpoint, the best fixed schedule, the oracles.
+
+        ``oracle`` takes the best rate of each state; ``gain_oracle`` is the bound.
+        """
         result: dict[str, Any] = {"better_endpoint": self.endpoint, "best_fixed": self.best_fixed}
         for key, other in (("endpoint", self.endpoint), ("best_fixed", self.best_fixed)):
-            ratio = self._ratio_to(other)
-            result[f"scheduler_over_{key}"] = ratio(slice(None))
+            ratio = self.ratio("scheduler", other)
+            result[f"scheduler_over_{key}"] = ratio()
             result[f"scheduler_over_{key}_interval"] = self.interval(ratio)
-        result["oracle_gap_closed"] = self.gap_closed()
-        result["oracle_gap_closed_interval"] = self.interval(self.gap_closed)
-        result["oracle_over_endpoint"] = self.eta("oracle") / self.eta(self.endpoint)
+        for oracle in ("oracle", "gain_oracle"):
+            closed = self.gap("scheduler", oracle)
+            result[f"{oracle}_gap_closed"] = float(closed())
+            result[f"{oracle}_gap_closed_interval"] = self.interval(closed)
+            result[f"{oracle}_over_endpoint"] = self.ratio(oracle, self.endpoint)()
         return result
-
-    def _ratio_to(self, other: str) -> Callable[[Any], float]:
-        return lambda at: self.eta("scheduler", at) / self.eta(other, at)
 
 
 def by_budget(
-    tables: Sequence[TextTable],
+    enumerated: Enumerated,
     config: DraftingConfig,
     profile: LatencyProfile,
     decision_ms: dict[str, float],
 ) -> list[dict[str, Any]]:
-    """Return η × plain under every smaller B_ver, exactly, from the logged pruning order."""
+    """Return η × plain under every smaller B_ver, exactly, from the logged pruning order.
+
+    Trees and decisions stay as they are.
+    """
     budgets = sorted({b for b in BUDGETS if b < config.verify_nodes} | {config.verify_nodes})
     rows = []
     for budget in budgets:
-        smaller = [with_budget(t, profile, budget) for t in tables]
-        runs = replay_all(smaller, config.depth, decision_ms)
-        plain = 1e3 / profile.plain_ms
-        eta = {name: throughput(done) / plain for name, done in runs.items()}
+        runs = replay_all(enumerated, outcomes(enumerated.tries, profile, budget), decision_ms)
+        eta = {name: run.rate("committed") * profile.plain_ms for name, run in runs.items()}
         best = max((n for n in eta if set(n) <= {"0", "1"}), key=eta.__getitem__)
         rows.append(
             {
@@ -320,7 +315,7 @@ def sentence(name: str, other: str, ratio: float, interval: Sequence[float]) -> 
 
 def sentences(values: dict[str, Any]) -> list[str]:
     """Return the findings in words."""
-    low, high = values["oracle_gap_closed_interval"]
+    low, high = values["gain_oracle_gap_closed_interval"]
     return [
         sentence(
             "the better endpoint",
@@ -334,9 +329,10 @@ def sentences(values: dict[str, Any]) -> list[str]:
             values["scheduler_over_best_fixed"],
             values["scheduler_over_best_fixed_interval"],
         ),
-        f"It closes {100 * values['oracle_gap_closed']:.0f} % of the gap from the better endpoint "
-        f"to the oracle (95 % interval {100 * low:.0f} … {100 * high:.0f} %); the oracle is "
-        f"{values['oracle_over_endpoint']:.3f} × the better endpoint.",
+        f"It closes {100 * values['gain_oracle_gap_closed']:.0f} % of the gap from the better "
+        f"endpoint to the oracle for the whole text (95 % interval {100 * low:.0f} … "
+        f"{100 * high:.0f} %); that oracle is {values['gain_oracle_over_endpoint']:.3f} × the "
+        "better endpoint.",
     ]
 
 
@@ -475,10 +471,13 @@ def replay_texts(
         search = planner.decision_ms(100, profile.target_ms, profile.mid_ms)
         decision_ms["online"] = profile.signals_ms + search
         stage.metrics["online_decision_ms"] = search
-    tables = build_tables(bench, texts, config, planner)
+    tries = enumerate_texts(bench, texts, config)
+    enumerated = Enumerated(tries, texts_of(tries), walks(bench, tries, planner))
+    found = outcomes(tries, profile)
+    runs = replay_all(enumerated, found, decision_ms)
     verdict = Verdict(
-        tables,
-        replay_all(tables, config.depth, decision_ms),
+        enumerated.texts,
+        runs | replay_capped(enumerated, found, decision_ms),
         config.depth,
         profile.plain_ms,
         decision_ms,
@@ -486,14 +485,14 @@ def replay_texts(
         int(conf.seed),
     )
     show_replay(stage, verdict)
-    budgets = by_budget(tables, config, profile, decision_ms)
+    budgets = by_budget(enumerated, config, profile, decision_ms)
     stage.show("× plain decoding under a smaller verification budget, same trees", budgets)
     values = verdict.comparisons()
     values["findings"] = [*sentences(values), budget_advice(budgets, config.verify_nodes)]
     for line in values["findings"]:
         print(line)
     stage.metrics |= {k: v for k, v in values.items() if k not in ("findings",)}
-    stage.metrics["states"] = int(sum(len(t.context) for t in tables))
+    stage.metrics["states"] = len(tries)
     replayed = {"policies": verdict.policies(), "budgets": budgets, **values}
     write_json(folder / "replay.json", replayed)
     stage.wrote(folder / "replay.json")
@@ -505,8 +504,7 @@ def replay_texts(
 
 def show_replay(stage: Stage, verdict: Verdict) -> None:
     """Print the replayed policies, by task, and the fixed schedules."""
-    prompts = len(set(verdict.groups))
-    stage.show(f"replay of {prompts} held-out prompts, exact", verdict.policies())
+    stage.show(f"replay of {verdict.prompts} held-out prompts, exact", verdict.policies())
     stage.show("η by task, tokens/s", verdict.by_task())
     ranked = sorted(verdict.fixed, key=verdict.eta, reverse=True)
     stage.show(

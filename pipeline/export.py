@@ -10,7 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from safetensors import safe_open
 
 from pipeline import report
@@ -130,12 +130,19 @@ def write_checked(
     return table
 
 
+def hardware_of(conf: DictConfig) -> dict[str, Any]:
+    """Return the machines that the scheduler was fitted for: a name, and ranges if it had any."""
+    found: Any = OmegaConf.to_container(conf.hardware, resolve=True)
+    return found if conf.hardware.profiles else {"name": str(conf.hardware.name)}
+
+
 def run(conf: DictConfig) -> None:
     """Write the scheduler, in both formats, to ``paths.scheduler`` and read both back."""
     classifier = load_classifier(Path(conf.paths.distill))
-    labels, depth, signals, numerator = load_labels(Path(conf.paths.labels))
+    labels, header = load_labels(Path(conf.paths.labels))
+    depth, signals = int(header["depth"]), tuple(header["selected_signals"])
     check_fitted(conf, classifier.pairs, Path(conf.paths.distill) / "classifier.json", "distill")
-    check_fitted(conf, sorted(set(labels["pair"])), Path(conf.paths.labels), "label")
+    check_fitted(conf, sorted(header["pairs"]), Path(conf.paths.labels), "label")
     if (depth, signals) != (classifier.depth, classifier.signals):
         raise InputError(
             f"{conf.paths.distill}: distilled from other labels than those in "
@@ -158,7 +165,9 @@ def run(conf: DictConfig) -> None:
             "tasks": sorted(set(labels["task"])),
             "selection": selection,
             "distill": classifier.metrics,
-            "numerator": numerator,
+            "numerator": header["numerator"],
+            "margin_unit": classifier.unit,
+            "hardware": hardware_of(conf),
             "git_sha": report.git_sha(),
         }
         artifact = to_artifact(classifier, metadata)

@@ -164,7 +164,7 @@ def settings(
         "profile": digest(clock),
         "value": value
         and [
-            fingerprint(value.module),
+            [fingerprint(module) for module in value.modules],
             digest([value.signals, value.low.tolist(), value.high.tolist()]),
             check_numerator(conf),
         ],

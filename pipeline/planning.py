@@ -6,37 +6,51 @@ The paper's control for distillation: the same knowledge, without the 3,265-para
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pipeline.features import schedule_ahead
+from pipeline.features import advantage, schedules_ahead
 from pipeline.value import ValueModel
 from treegraft_core import SIGNALS, InputError, StepState
-from treegraft_core.tree import FloatArray, IntArray
+from treegraft_core.tree import FloatArray
 
 TIMED_DECISIONS = 20
 
 
+@dataclass(frozen=True)
 class OnlinePlanner:
-    """A scheduler that takes the first bit of the schedule with the highest η̂.
+    """A scheduler that takes the first bit of the remaining schedule that is worth most.
 
-    Parameters
+    Attributes
     ----------
     model : ValueModel
         What ``stage=value`` fitted.
     numerator : {"committed", "accepted"}
         Of η̂.
+    rate : float or None
+        None: schedules are worth η̂, tokens over time, as in the paper. A number: the long-run
+        rate λ, tokens/ms; they are worth tokens − λ · time (`pipeline.label`).
     """
+
+    model: ValueModel
+    numerator: str
+    rate: float | None = None
 
     reads_signals = True
 
-    def __init__(self, model: ValueModel, numerator: str):
-        self.model, self.numerator = model, numerator
-        self._columns = [SIGNALS.index(name) for name in model.signals]
-        # Completions of each prefix length: action and future, in binary order.
-        depth = model.depth
-        numbers = np.arange(1 << depth)
-        self._bits = (numbers[:, None] >> np.arange(depth)[::-1]) & 1
+    def worth(self, committed: FloatArray, ms: FloatArray) -> FloatArray:
+        """Return what estimated rounds are worth, elementwise."""
+        tokens = committed - (0.0 if self.numerator == "committed" else 1.0)
+        return tokens / ms if self.rate is None else tokens - self.rate * ms
+
+    def wanted(self, committed: FloatArray, ms: FloatArray) -> NDArray[np.bool_]:
+        """Return where to call the mid drafter, ``[S, 2^D − 1]``.
+
+        ``committed`` and ``ms`` are `ValueModel.outcomes`, ``[S, D, 2^D]``.
+        """
+        return advantage(self.worth(committed, ms)) > 0
 
     def decide(self, state: StepState) -> int:
         """Return τ_k of the best remaining schedule."""
@@ -47,28 +61,14 @@ class OnlinePlanner:
             )
         if state.signals is None:
             raise ValueError("state.signals: online planning needs the ten signals")
-        return int(self.actions(state.context[None], state.signals[None], state.step)[0])
-
-    def actions(self, context: FloatArray, signals: FloatArray, step: int) -> IntArray:
-        """Return τ_k at several states of one step, shape ``[n]``.
-
-        Parameters
-        ----------
-        context : float64 array, shape ``[n, 6 + D]``
-            `context_features` of each.
-        signals : float64 array, shape ``[n, 10]``
-            The ten signals of each.
-        step : int
-            k.
-        """
-        left = self.model.depth - step + 1
-        # Bits before step k do not matter here: they are zeroed.
-        completions = self._bits[: 1 << left]
-        ahead = schedule_ahead(completions.astype(np.int8), np.full(len(completions), step))
-        z = np.hstack([context, signals[:, self._columns]])
-        x = np.hstack([np.repeat(z, len(ahead), axis=0), np.tile(ahead, (len(z), 1))])
-        eta = self.model.eta(x, self.numerator).reshape(len(z), len(ahead))
-        return completions[eta.argmax(1), step - 1].astype(np.int64)
+        # Bits before step k do not matter here: the first schedules stand for all.
+        left = state.depth - state.step + 1
+        ahead = schedules_ahead(state.depth)[state.step - 1, : 1 << left]
+        columns = [SIGNALS.index(name) for name in self.model.signals]
+        z = np.concatenate([state.context, state.signals[columns]])
+        heads = self.model.heads(np.hstack([np.tile(z, (len(ahead), 1)), ahead]))
+        worth = self.worth(heads[:, 0], heads[:, 1] + heads[:, 2])
+        return int(worth.argmax() >= len(ahead) // 2)
 
     def decision_ms(self, prompt_tokens: int, target_ms: float, mid_ms: float) -> float:
         """Return the time of a decision, ms: mean over the steps of a round, measured now."""

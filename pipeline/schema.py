@@ -13,7 +13,7 @@ from urllib.parse import unquote
 
 import pandas as pd
 import pyarrow as pa
-import pyarrow.dataset as ds
+import pyarrow.parquet as pq
 
 from treegraft_core import InputError
 from treegraft_core.signals import SIGNALS
@@ -76,12 +76,62 @@ def check_rules(path: Path, metadata: dict[bytes, bytes], rules: dict[str, Any] 
             )
 
 
-def read_trajectories(
-    folder: Path, columns: list[str] | None = None, rules: dict[str, Any] | None = None
-) -> pd.DataFrame:
+def part_files(folder: Path) -> list[Path]:
+    """Return the Parquet files below ``folder``; raise `InputError` if there is none."""
+    files = sorted(folder.rglob("*.parquet")) if folder.is_dir() else []
+    if not files:
+        raise InputError(
+            f"trajectories={folder}: no trajectories there; run "
+            "python -m pipeline.run stage=collect first"
+        )
+    return files
+
+
+def open_part(path: Path, rules: dict[str, Any] | None = None) -> pq.ParquetFile:
+    """Open a file of trajectories; check its version and the rules that it was collected with.
+
+    Raises
+    ------
+    InputError
+        If it is damaged, of another version, or of other rules.
+    """
+    try:
+        part = pq.ParquetFile(path)
+    except (OSError, pa.ArrowException) as error:
+        raise damaged_part(path, error) from error
+    metadata = part.schema_arrow.metadata or {}
+    version = metadata.get(VERSION_KEY, b"none").decode()
+    if version != str(SCHEMA_VERSION):
+        raise InputError(
+            f"trajectories={path}: schema version {version}, this version reads "
+            f"{SCHEMA_VERSION}; collect again into an empty folder"
+        )
+    check_rules(path, metadata, rules)
+    return part
+
+
+def damaged_part(path: Path, error: BaseException | str) -> InputError:
+    """Return the error for a file that has to be collected again."""
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
+    return InputError(
+        f"trajectories={path}: damaged Parquet file ({reason[:120]}); delete it and run "
+        "python -m pipeline.run stage=collect again"
+    )
+
+
+def partition(path: Path, folder: Path, key: str) -> str | None:
+    """Return the value of ``key=`` in the folders between ``folder`` and the file."""
+    for part in path.relative_to(folder).parts[:-1]:
+        name, _, value = part.partition("=")
+        if name == key:
+            return unquote(value)
+    return None
+
+
+def read_trajectories(folder: Path, columns: list[str] | None = None) -> pd.DataFrame:
     """Read every Parquet file below ``folder``, with ``pair`` and ``task`` as columns.
 
-    ``rules`` are the drafting rules that the files must have been collected with.
+    All rows at once, to look at; the stages read `pipeline.tries.Tries`.
 
     Raises
     ------
@@ -89,37 +139,17 @@ def read_trajectories(
         If there is none (collect has not run), a file is damaged, or the schema is of another
         version.
     """
-    files = sorted(folder.rglob("*.parquet")) if folder.is_dir() else []
-    if not files:
-        raise InputError(
-            f"trajectories={folder}: no trajectories there; run "
-            "python -m pipeline.run stage=collect first"
-        )
     frames = []
-    for path in files:
+    for path in part_files(folder):
+        part = open_part(path)
+        wanted = None if columns is None else [c for c in columns if c not in PARTITIONS]
         try:
-            source = ds.dataset(path, format="parquet")
-            metadata = source.schema.metadata or {}
-            version = metadata.get(VERSION_KEY, b"none").decode()
-            if version != str(SCHEMA_VERSION):
-                raise InputError(
-                    f"trajectories={path}: schema version {version}, this version reads "
-                    f"{SCHEMA_VERSION}; collect again into an empty folder"
-                )
-            check_rules(path, metadata, rules)
-            wanted = None if columns is None else [c for c in columns if c not in PARTITIONS]
-            frame = source.to_table(columns=wanted).to_pandas()
-        except InputError:
-            raise
+            frame = part.read(columns=wanted).to_pandas()
         except (OSError, pa.ArrowException) as error:
-            reason = str(error).splitlines()[0]
-            raise InputError(
-                f"trajectories={path}: damaged Parquet file ({reason[:120]}); delete it and run "
-                "python -m pipeline.run stage=collect again"
-            ) from error
-        for part in path.relative_to(folder).parts[:-1]:
-            name, _, value = part.partition("=")
-            if name in PARTITIONS and (columns is None or name in columns):
-                frame[name] = unquote(value)
+            raise damaged_part(path, error) from error
+        for name in PARTITIONS:
+            value = partition(path, folder, name)
+            if value is not None and (columns is None or name in columns):
+                frame[name] = value
         frames.append(frame)
     return pd.concat(frames, ignore_index=True)

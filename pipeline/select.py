@@ -1,192 +1,771 @@
 """stage=select: which of the ten signals the scheduler reads (design section 4, step 2).
 
-Forward selection by grouped cross-validation. The score of a set of signals is the out-of-fold R²
-of a ridge regression on the linear and pairwise terms of context, signals, action and future, for
-committed tokens and for the round's time, averaged. The products of the widest design are summed
-once for each fold over **all** rows; every set is then a sub-block of them, so that the stage takes
-seconds and needs no subsample.
+A set of signals is judged by what matters downstream: η, replayed, of the policy that it induces.
+The policy is fitted backward, from step D to step 1, on logged outcomes: a ridge regression of what
+a mid step gains over a small one, both followed by the policy's own later steps, on context and
+signals and their pairwise products. It is fitted on all folds but one, and decides in that one. A
+candidate's products are a block of those of the widest design, which are summed once.
+
+Every seed draws states, their machines (`pipeline.hardware`) and folds anew. The scheduler's own
+cost is left out: it is the same for every set.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations_with_replacement
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from numpy.typing import NDArray
 from omegaconf import DictConfig
 from sklearn.model_selection import GroupKFold
 from tqdm import tqdm
 
 from pipeline.features import (
-    Trajectories,
-    context_matrix,
+    GROUPS,
+    advantage,
+    check_numerator,
     group_keys,
-    load_trajectories,
-    schedule_ahead,
+    load_tries,
+    note,
+    prompt_keys,
+    scheduler_inputs,
     table_order,
 )
+from pipeline.hardware import Setting, assign, outcomes, outcomes_in, settings
+from pipeline.plots import plot_selection
 from pipeline.report import stage_run
 from pipeline.training import column_stats
+from pipeline.tries import Tries, prefix_steps
 from treegraft_core import PAPER_SIGNALS, SIGNALS, InputError
 from treegraft_core.files import write_json
-from treegraft_core.tree import FloatArray
+from treegraft_core.signals import context_names
+from treegraft_core.tree import FloatArray, IntArray
 
-RIDGE = 1e-2
+SingleArray = NDArray[np.float32]
+
+RIDGE = 0.1
 CLIP = 4.0
-CHUNK = 16_384
-TARGETS = ("committed", "time")
+CHUNK = 8192
+SHUFFLES = 3
+DRAWS = 2000
+NESTED = "chosen without the fold"
+PAPER = "the paper's six"
 
 
 @dataclass(frozen=True)
-class Moments:
-    """Sums of products of the widest design, of each fold.
+class Sample:
+    """Decoding states, each on one machine.
 
     Attributes
     ----------
-    xx : float64 array, shape ``[folds, p, p]``
-    xy : float64 array, shape ``[folds, p, 2]``
-    yy : float64 array, shape ``[folds, 2]``
-        Targets are standardised over all rows.
-    rows : int64 array, shape ``[folds]``
-    needs : bool array, shape ``[p, 10]``
-        The signals that a column of the design is made of.
+    tries : Tries
+        The S states.
+    drawn : list of Setting
+        The M machines.
+    number : int64 array, shape ``[S]``
+        Each state's machine.
+    tokens, ms : float64 array, shape ``[S, 2^D]``
+        η's tokens, and t on that machine.
+    target_ms : float64 array, shape ``[S]``
+        T_tgt.
+    z : float64 array, shape ``[S, 2^D − 1, 6 + D + 10]``
+        z* with all ten signals.
+    prompt : int64 array, shape ``[S]``
+        Each state's prompt, by number.
+    prompts : list of str
+        Their keys.
+    prompt_ms : list of float64 array, shape ``[prompts, 2^D]``
+        For each machine, t summed over all states of its pair, by prompt.
     """
 
-    xx: FloatArray
-    xy: FloatArray
-    yy: FloatArray
-    rows: NDArray[np.int64]
-    needs: NDArray[np.bool_]
+    tries: Tries
+    drawn: Sequence[Setting]
+    number: IntArray
+    tokens: FloatArray
+    ms: FloatArray
+    target_ms: FloatArray
+    z: FloatArray
+    prompt: IntArray
+    prompts: Sequence[str]
+    prompt_ms: Sequence[FloatArray]
 
-    def r2(self, signals: tuple[str, ...]) -> tuple[float, float]:
-        """Return the out-of-fold R² of committed tokens and of time with ``signals``."""
-        allowed = np.array([name in signals for name in SIGNALS])
-        keep = np.flatnonzero((~self.needs | allowed).all(axis=1))
-        xx, xy = self.xx[:, keep[:, None], keep], self.xy[:, keep]
-        squared = np.zeros(2)
-        for fold in range(len(self.rows)):
-            penalty = RIDGE * (self.rows.sum() - self.rows[fold]) * np.eye(len(keep))
-            penalty[0, 0] = 0.0  # the intercept
-            w = np.linalg.solve(xx.sum(axis=0) - xx[fold] + penalty, xy.sum(axis=0) - xy[fold])
-            squared += self.yy[fold] - 2 * (w * xy[fold]).sum(axis=0)
-            squared += (w * (xx[fold] @ w)).sum(axis=0)
-        committed, time = 1.0 - squared / np.maximum(self.yy.sum(axis=0), 1e-12)
-        return float(committed), float(time)
-
-
-def standard(values: FloatArray) -> FloatArray:
-    """Standardise the columns of ``[n, p]`` and clip them at 4 standard deviations."""
-    mean, std = column_stats(values)
-    return np.clip((values - mean) / std, -CLIP, CLIP)
+    def totals(self, fold: IntArray, folds: int) -> tuple[FloatArray, FloatArray]:
+        """Return tokens and t of all states on each machine, by fold; ``[M, folds, 2^D]``."""
+        shape = (len(self.drawn), folds, self.tokens.shape[1])
+        tokens, ms = np.zeros(shape), np.zeros(shape)
+        for i, setting in enumerate(self.drawn):
+            mine = (self.tries.states["pair"] == setting.pair).to_numpy()
+            np.add.at(tokens[i], fold[mine], self.tokens[mine])
+            fold_of = np.zeros(len(self.prompts), np.int64)  # a pair's prompt is in one fold
+            fold_of[self.prompt[mine]] = fold[mine]
+            np.add.at(ms[i], fold_of, self.prompt_ms[i])
+        return tokens, ms
 
 
-def chosen_group(rows: Trajectories, conf: DictConfig) -> str:
+def some_states(prompts: NDArray[np.object_], most: int, rng: np.random.Generator) -> IntArray:
+    """Return at most ``most`` states (0: all) of whole prompts, drawn at random; one at least."""
+    names, index, sizes = np.unique(prompts.astype(str), return_inverse=True, return_counts=True)
+    order = rng.permutation(len(names))
+    count = len(names) if most == 0 else max(1, int((sizes[order].cumsum() <= most).sum()))
+    return np.flatnonzero(np.isin(index, order[:count]))
+
+
+def draw_sample(tries: Tries, conf: DictConfig, seed: int) -> Sample:
+    """Draw at most ``select.states`` states and a machine for each."""
+    rng = np.random.default_rng(seed)
+    some = tries.take(some_states(prompt_keys(tries), int(conf.select.states), rng))
+    drawn = settings(some, conf.hardware, seed)
+    number = assign(some, drawn, float(conf.hardware.logged_share), rng)
+    found = outcomes_in(some, drawn, number)
+    names, prompt = np.unique(prompt_keys(some).astype(str), return_inverse=True)
+    prompt_ms = []
+    for setting in drawn:
+        mine = np.flatnonzero(some.states["pair"] == setting.pair)
+        sums = np.zeros((len(names), 1 << some.depth))
+        np.add.at(sums, prompt[mine], outcomes(some.take(mine), setting.profile).ms)
+        prompt_ms.append(sums)
+    return Sample(
+        some,
+        drawn,
+        number,
+        found.tokens(str(conf.value.numerator)),
+        found.ms,
+        found.target_ms,
+        scheduler_inputs(some, SIGNALS, found.target_ms, found.mid_ms),
+        prompt,
+        [str(name) for name in names],
+        prompt_ms,
+    )
+
+
+def chosen_group(tries: Tries, conf: DictConfig) -> str:
     """Return what may not be on both sides of a split; ``auto`` is task if there are enough."""
     group = str(conf.select.group)
     if group == "auto":
-        return "task" if rows.frame["task"].nunique() >= int(conf.select.folds) else "prompt"
+        return "task" if tries.states["task"].nunique() >= int(conf.select.folds) else "prompt"
     return group
 
 
-def fold_numbers(rows: Trajectories, conf: DictConfig) -> tuple[NDArray[np.int64], int]:
-    """Return each row's fold, shape ``[n]``, and the number of groups."""
-    folds, group = int(conf.select.folds), chosen_group(rows, conf)
-    keys = group_keys(rows.frame, group)
+def fold_numbers(tries: Tries, group: str, folds: int, seed: int) -> IntArray:
+    """Return each state's fold, shape ``[S]``: whole groups, shuffled."""
+    keys = group_keys(tries, group)
     groups = len(set(keys))
     if folds < 2:
         raise InputError(f"select.folds={folds}: give 2 or more")
     if groups < folds:
         raise InputError(
             f"select.group={group}: the trajectories hold {groups}, fewer than "
-            f"select.folds={folds}; give select.group=prompt, fewer folds, or collect more"
+            f"select.folds={folds}; give select.group=prompt, fewer folds, more select.states, or "
+            "collect more"
         )
     number = np.zeros(len(keys), dtype=np.int64)
-    for fold, (_, test) in enumerate(GroupKFold(folds).split(keys, groups=keys)):
+    splits = GroupKFold(folds, shuffle=True, random_state=seed).split(keys, groups=keys)
+    for fold, (_, test) in enumerate(splits):
         number[test] = fold
-    return number, groups
+    return number
 
 
-def moments(rows: Trajectories, fold: NDArray[np.int64]) -> Moments:
-    """Sum the products of the widest design over the rows of each fold."""
-    frame = rows.frame
-    ahead = schedule_ahead(rows.bits, frame["step"].to_numpy(np.int64))
-    base = np.hstack([context_matrix(frame, rows.depth), ahead])
-    base = base[:, base.max(axis=0) > base.min(axis=0)]
-    values = standard(np.hstack([base, frame[list(SIGNALS)].to_numpy(np.float64)]))
-    time = frame["t_draft_ms"] + frame["t_verify_ms"]
-    y = np.stack([frame["committed"].to_numpy(np.float64), time.to_numpy(np.float64)], axis=1)
-    mean, std = column_stats(y)
-    y = (y - mean) / std
-    first, second = np.array(list(combinations_with_replacement(range(values.shape[1]), 2))).T
-    single = np.vstack([np.zeros((base.shape[1], len(SIGNALS)), bool), np.eye(len(SIGNALS)) > 0])
-    needs = np.vstack([np.zeros((1, len(SIGNALS)), bool), single, single[first] | single[second]])
-    folds, p = int(fold.max()) + 1, len(needs)
-    xx, xy, yy = np.zeros((folds, p, p)), np.zeros((folds, p, 2)), np.zeros((folds, 2))
-    for f in tqdm(range(folds), desc="select", unit="fold"):
-        members = np.flatnonzero(fold == f)
+def products(u: SingleArray, y: SingleArray) -> SingleArray:
+    """Return the sums of u_i u_j y over rows, i ≤ j: ``[n, q]``, ``[m, n]`` → ``[m, p]``."""
+    first, second = np.triu_indices(u.shape[1])
+    return np.stack([(u.T @ (u * each[:, None]))[first, second] for each in y])
+
+
+def predict(u: SingleArray, w: SingleArray) -> SingleArray:
+    """Return Σ w_ij u_i u_j, i ≤ j: ``[n, q]``, ``[m, p]`` → ``[m, n]``."""
+    first, second = np.triu_indices(u.shape[1])
+    square = np.zeros((len(w), u.shape[1], u.shape[1]), u.dtype)
+    square[:, first, second] = w
+    return np.stack([np.einsum("ij,ij->i", u @ each, u) for each in square])
+
+
+@dataclass(frozen=True)
+class Step:
+    """The prefixes before one step.
+
+    The design has the p products u_i u_j, i ≤ j; as u_0 = 1, linear terms and an intercept too.
+
+    Attributes
+    ----------
+    u : float32 array, shape ``[n, q]``
+        Ones, context with T_mid / T_tgt for T_mid, the ten signals: standardised, clipped at
+        `CLIP` standard deviations. A row is a state and one of its prefixes.
+    rows : int64 array, shape ``[folds]``
+        Rows of each fold.
+    xx : float64 array, shape ``[folds, p, p]``
+        Sums of products of the design.
+    xy, yy : float64 array, shape ``[folds, p, 4]`` and ``[folds, 4]``
+        With tokens after a small and a mid step, t / T_tgt after either: means over futures, less
+        the mean of all rows.
+    """
+
+    u: SingleArray
+    rows: IntArray
+    xx: FloatArray
+    xy: FloatArray
+    yy: FloatArray
+
+    def kept(self, signals: Iterable[str]) -> IntArray:
+        """Return the columns of u that a set of signals reads."""
+        base = self.u.shape[1] - len(SIGNALS)
+        return np.array([*range(base), *(base + SIGNALS.index(name) for name in signals)])
+
+    def solve(self, kept: IntArray, gain_xy: SingleArray) -> tuple[FloatArray, FloatArray]:
+        """Fit on all folds but each one.
+
+        Parameters
+        ----------
+        kept : int64 array
+            Columns of u, ascending.
+        gain_xy : float32 array, shape ``[folds, p']``
+            Sums of products of their design with the gain, over all folds but each one.
+
+        Returns
+        -------
+        w : float64 array, shape ``[folds, p']``
+            Weights for the gain.
+        squared : float64 array, shape ``[folds, 4]``
+            Squared errors of tokens and t / T_tgt in the fold itself.
+        """
+        block = design_block(self.u.shape[1], kept)
+        xx, xy = self.xx[:, block[:, None], block], self.xy[:, block]
+        all_xx, all_xy = xx.sum(0), xy.sum(0)
+        gains, squared = np.zeros(gain_xy.shape), np.zeros(self.yy.shape)
+        for f, rows in enumerate(self.rows):
+            penalty = np.full(len(block), RIDGE * (self.rows.sum() - rows))
+            penalty[0] = 0.0  # the intercept
+            given = np.hstack([gain_xy[f][:, None], all_xy - xy[f]])
+            w = np.linalg.solve(all_xx - xx[f] + np.diag(penalty), given)
+            gains[f], w = w[:, 0], w[:, 1:]
+            squared[f] = self.yy[f] - 2 * (w * xy[f]).sum(0) + (w * (xx[f] @ w)).sum(0)
+        return gains, squared
+
+
+def design_block(q: int, kept: IntArray) -> IntArray:
+    """Return the products of q columns that those of ``kept`` make, in order."""
+    first, second = np.triu_indices(q)
+    return np.flatnonzero(np.isin(first, kept) & np.isin(second, kept))
+
+
+def make_step(sample: Sample, k: int, fold: IntArray, folds: int) -> Step:
+    """Standardise the inputs before step ``k`` and sum their products, by fold."""
+    depth, count = sample.tries.depth, len(sample.tries)
+    z = sample.z[:, prefix_steps(depth) == k].reshape(-1, sample.z.shape[2]).copy()
+    names = [*context_names(depth), *SIGNALS]
+    z[:, names.index("mid_ms")] /= z[:, names.index("target_ms")]  # a gain's unit is a round
+    # calls_fraction is the sum of the bits
+    varies = (z.max(0) > z.min(0)) & (np.array(names) != "calls_fraction")
+    z = z[:, varies | np.isin(names, SIGNALS)]
+    mean, std = column_stats(z)
+    u = np.ones((len(z), z.shape[1] + 1), np.float32)
+    u[:, 1:] = np.clip((z - mean) / std, -CLIP, CLIP)
+    shape = (count, 1 << (k - 1), 2, 1 << (depth - k))  # [S, prefixes, action, futures]
+    shares = (sample.tokens, sample.ms / sample.target_ms[:, None])
+    y = np.concatenate([v.reshape(shape).mean(3).reshape(-1, 2) for v in shares], axis=1)
+    y = y - y.mean(0)
+    row_fold = np.repeat(fold, 1 << (k - 1))
+    first, second = np.triu_indices(u.shape[1])
+    xx = np.zeros((folds, len(first), len(first)))
+    xy, yy = np.zeros((folds, len(first), 4)), np.zeros((folds, 4))
+    for f in range(folds):
+        members = np.flatnonzero(row_fold == f)
         for part in np.split(members, range(CHUNK, len(members), CHUNK)):
-            v, t = values[part], y[part]
-            x = np.hstack([np.ones((len(v), 1)), v, v[:, first] * v[:, second]])
+            x = u[part][:, first] * u[part][:, second]
             xx[f] += x.T @ x
-            xy[f] += x.T @ t
-            yy[f] += (t * t).sum(axis=0)
-    return Moments(xx, xy, yy, np.bincount(fold, minlength=folds), needs)
+            xy[f] += x.T @ y[part]
+            yy[f] += (y[part] ** 2).sum(0)
+    return Step(u, np.bincount(row_fold, minlength=folds), xx, xy, yy)
 
 
-def forward(sums: Moments, count: int) -> list[dict[str, Any]]:
-    """Choose ``count`` signals one by one; each takes the largest mean R², ties by the table."""
+@dataclass(frozen=True)
+class Judged:
+    """What a set of signals is worth, out of fold.
+
+    Attributes
+    ----------
+    leaf : int64 array, shape ``[S]``
+        The schedule that the induced policy follows at each state.
+    squared : float64 array, shape ``[folds, 2]``
+        Squared errors of tokens and of t / T_tgt.
+    wrong : float64 array, shape ``[folds]``
+        Hindsight's advantage, summed where the policy decides against its sign.
+    weights : list of float64 array, shape ``[folds, p']``
+        The policy, by step.
+    """
+
+    leaf: IntArray
+    squared: FloatArray
+    wrong: FloatArray
+    weights: Sequence[FloatArray]
+
+
+class Judge:
+    """Judges sets of signals on one sample, split into folds.
+
+    Parameters
+    ----------
+    sample : Sample
+        States and machines.
+    fold : int64 array, shape ``[S]``
+        Each state's fold.
+    """
+
+    def __init__(self, sample: Sample, fold: IntArray):
+        self.sample, self.fold, self.folds = sample, fold, int(fold.max()) + 1
+        self.depth = sample.tries.depth
+        self.train = fold != np.arange(self.folds)[:, None]
+        self.gain, gain = self._gains()
+        shape = (len(fold), self.depth, 1 << self.depth)
+        self.hindsight = advantage(np.broadcast_to(gain[:, None], shape))
+        self.steps = [make_step(sample, k, fold, self.folds) for k in range(1, self.depth + 1)]
+        self.variance = sum(step.yy.sum(0) for step in self.steps).reshape(2, 2).sum(1)
+        self.last_xy = products(self.steps[-1].u, self._differences(self.gain))
+        self._judged: dict[tuple[str, ...], Judged] = {}
+
+    def _gains(self) -> tuple[SingleArray, FloatArray]:
+        """Return what a schedule gains at λ of all folds but each one, and of all folds.
+
+        (tokens − λt) / N: λ and N are rate and mean tokens of the best fixed schedule on the
+        state's machine, so that machines weigh alike. ``[folds, S, 2^D]`` and ``[S, 2^D]``.
+        """
+        sample, number = self.sample, self.sample.number
+        tokens, ms = sample.totals(self.fold, self.folds)
+        pair = sample.tries.states["pair"].to_numpy()
+        states = np.array([(pair == setting.pair).sum() for setting in sample.drawn])
+        ends = np.array([0, tokens.shape[2] - 1])
+        all_tokens, all_ms = tokens.sum(1), ms.sum(1)  # [M, 2^D]
+        end = ends[(all_tokens / all_ms)[:, ends].argmax(1)]
+        machine = np.arange(len(states))
+        self.end = end[number]
+        mean_tokens = positive(all_tokens[machine, end] / states)[number, None]
+        mean_ms = (all_ms[machine, end] / states)[number, None]
+        self.shares = np.stack([sample.tokens / mean_tokens, sample.ms / mean_ms])
+        gains = []
+        for f in range(self.folds + 1):
+            left = np.arange(self.folds) != f  # the last round leaves out nothing
+            some_tokens, some_ms = tokens[:, left].sum(1), ms[:, left].sum(1)
+            bare = some_ms.sum(1) == 0  # all states of the pair are in this fold
+            some_tokens[bare], some_ms[bare] = all_tokens[bare], all_ms[bare]
+            rates = some_tokens / some_ms
+            best = rates.argmax(1)
+            scale = positive(all_tokens[machine, best] / states)
+            rate = rates[machine, best] / scale
+            by_state = sample.tokens / scale[number, None] - rate[number, None] * sample.ms
+            gains.append(by_state.astype(np.float32))
+        return np.stack(gains[:-1]), gains[-1].astype(np.float64)
+
+    def _differences(self, value: SingleArray) -> SingleArray:
+        """Return what a mid step gains, ``[folds, rows]``; 0 in the fold that is left out."""
+        value = value.reshape(self.folds, len(self.fold), -1, 2)
+        gained: SingleArray = (value[..., 1] - value[..., 0]) * self.train[:, :, None]
+        return gained.reshape(self.folds, -1)
+
+    def judge(self, signals: Iterable[str]) -> Judged:
+        """Fit the policy of a set of signals and let it decide out of fold; remembered."""
+        key = table_order(signals)
+        if key not in self._judged:
+            self._judged[key] = self._induce(key)
+        return self._judged[key]
+
+    def _induce(self, signals: tuple[str, ...]) -> Judged:
+        """Fit the policy backward; design of the steps as in `Step`."""
+        value, decisions, weights = self.gain, [], []
+        squared = np.zeros((self.folds, 4))
+        for step in reversed(self.steps):
+            kept = step.kept(signals)
+            u = step.u[:, kept]
+            if step is self.steps[-1]:
+                gain_xy = self.last_xy[:, design_block(step.u.shape[1], kept)]
+            else:
+                gain_xy = products(u, self._differences(value))
+            w, errors = step.solve(kept, gain_xy)
+            calls = predict(u, w.astype(np.float32)).reshape(self.folds, len(self.fold), -1) > 0
+            value = value.reshape(*calls.shape, 2)
+            value = np.where(calls, value[..., 1], value[..., 0])
+            decisions.append(calls[self.fold, np.arange(len(self.fold))])
+            weights.append(w)
+            squared += errors
+        decided = decisions[::-1]
+        against = np.abs(self.hindsight) * (np.hstack(decided) != (self.hindsight > 0))
+        wrong = np.zeros(self.folds)
+        np.add.at(wrong, self.fold, against.sum(1))
+        squared = squared.reshape(self.folds, 2, 2).sum(2)
+        return Judged(walk(decided), squared, wrong, weights[::-1])
+
+    def spliced(self, sets: Sequence[Iterable[str]]) -> Judged:
+        """Return what another set of signals for each fold is worth."""
+        each = [self.judge(signals) for signals in sets]
+        leaf = np.stack([judged.leaf for judged in each])[self.fold, np.arange(len(self.fold))]
+        squared = np.stack([judged.squared[f] for f, judged in enumerate(each)])
+        wrong = np.array([judged.wrong[f] for f, judged in enumerate(each)])
+        return Judged(leaf, squared, wrong, ())
+
+    def sums(self, leaf: IntArray, among: NDArray[np.bool_] | None = None) -> FloatArray:
+        """Return tokens and t of a policy and of the better endpoint, summed: ``[2, 2]``.
+
+        Of the states ``among`` (default: all), in units of what the endpoint's rounds bring and
+        take on the average on the state's machine.
+        """
+        at = np.arange(len(self.fold)) if among is None else np.flatnonzero(among)
+        sums: FloatArray = np.stack(
+            [self.shares[:, at, chosen[at]].sum(1) for chosen in (leaf, self.end)]
+        )
+        return sums
+
+    def permuted(self, signal: str, rng: np.random.Generator) -> IntArray:
+        """Return the schedules that all ten induce if ``signal`` is another state's, same fold."""
+        source = np.arange(len(self.fold))
+        for f in range(self.folds):
+            members = np.flatnonzero(self.fold == f)
+            source[members] = rng.permutation(members)
+        decided = []
+        for step, w in zip(self.steps, self.judge(SIGNALS).weights, strict=True):
+            u = step.u.reshape(len(source), -1, step.u.shape[1]).copy()
+            column = step.kept([signal])[-1]
+            u[..., column] = u[source, :, column]
+            calls = np.zeros(u.shape[:2], bool)
+            for f in range(self.folds):
+                mine = self.fold == f
+                rows = u[mine].reshape(-1, u.shape[2])
+                margin = predict(rows, w[f : f + 1].astype(np.float32))
+                calls[mine] = margin.reshape(mine.sum(), -1) > 0
+            decided.append(calls)
+        return walk(decided)
+
+
+def positive(values: FloatArray) -> FloatArray:
+    """Return ``values``, with 1 for 0: a unit of measure."""
+    return np.where(values > 0, values, 1.0)
+
+
+def walk(decided: Sequence[NDArray[np.bool_]]) -> IntArray:
+    """Return the schedule that decisions ``[S, 2^(k−1)]`` of the steps lead to, shape ``[S]``."""
+    states = np.arange(len(decided[0]))
+    leaf = np.zeros(len(states), np.int64)
+    for calls in decided:
+        leaf = 2 * leaf + calls[states, leaf]
+    return leaf
+
+
+def eta_ratio(sums: FloatArray) -> float:
+    """Return η of the policy over that of the better endpoint, from `Judge.sums`."""
+    policy, end = sums[:, 0] / positive(sums[:, 1])
+    return float(policy / positive(end))
+
+
+def scored(
+    judges: Sequence[Judge], leaves: Sequence[IntArray], without: int | None = None
+) -> float:
+    """Return `eta_ratio` over the states of all judges, without those of one fold."""
+    among = [None if without is None else judge.fold != without for judge in judges]
+    parts = zip(judges, leaves, among, strict=True)
+    return eta_ratio(np.sum([judge.sums(leaf, a) for judge, leaf, a in parts], axis=0))
+
+
+def forward(judges: Sequence[Judge], count: int, without: int | None = None) -> tuple[str, ...]:
+    """Choose ``count`` signals, each time the one that takes η highest; ties by the table.
+
+    Parameters
+    ----------
+    judges : sequence of Judge
+        Their states count together.
+    count : int
+        How many.
+    without : int, optional
+        A fold that does not count.
+
+    Returns
+    -------
+    tuple of str
+        In the order in which they were chosen.
+    """
     chosen: tuple[str, ...] = ()
-    rows = [score(sums, chosen, "0", "(none)")]
-    for place in range(1, count + 1):
+    while len(chosen) < count:
         left = [name for name in SIGNALS if name not in chosen]
-        scores = [score(sums, (*chosen, name), str(place), name) for name in left]
-        best = max(scores, key=lambda row: float(row["r2"]))
-        chosen = (*chosen, str(best["signal"]))
-        rows.append(best)
+        etas = [
+            scored(judges, [judge.judge((*chosen, name)).leaf for judge in judges], without)
+            for name in left
+        ]
+        chosen = (*chosen, left[int(np.argmax(etas))])
+    return chosen
+
+
+def figures(judges: Sequence[Judge], judged: Sequence[Judged]) -> dict[str, float]:
+    """Return η ratio, R² of tokens and t, and label error of one set, over all judges."""
+    squared = np.sum([each.squared.sum(0) for each in judged], axis=0)
+    variance = np.sum([judge.variance for judge in judges], axis=0)
+    total = sum(float(np.abs(judge.hindsight).sum()) for judge in judges)
+    tokens, time = 1.0 - squared / positive(variance)
+    return {
+        "eta_ratio": scored(judges, [each.leaf for each in judged]),
+        "r2_tokens": float(tokens),
+        "r2_time": float(time),
+        "label_error": sum(float(each.wrong.sum()) for each in judged) / max(total, 1e-12),
+    }
+
+
+def order_rows(judges: Sequence[Judge], order: Sequence[str]) -> list[dict[str, Any]]:
+    """Return a row for no signal, and one for each that was added."""
+    rows = []
+    for place, label in enumerate(("(none)", *order)):
+        judged = [judge.judge(order[:place]) for judge in judges]
+        rows.append({"order": str(place), "signal": label, **figures(judges, judged)})
     return rows
 
 
-def score(sums: Moments, signals: tuple[str, ...], order: str, label: str) -> dict[str, Any]:
-    """Return one row of the table: R² of each target and their mean."""
-    r2 = sums.r2(signals)
-    named = {f"r2_{name}": value for name, value in zip(TARGETS, r2, strict=True)}
-    return {"order": order, "signal": label, **named, "r2": sum(r2) / len(r2)}
+def comparison(
+    judges: Sequence[Judge], chosen: Sequence[str], without: Sequence[Sequence[Sequence[str]]]
+) -> list[dict[str, Any]]:
+    """Compare sets of signals on the same states, machines and folds.
+
+    Parameters
+    ----------
+    judges : sequence of Judge
+        One a seed.
+    chosen : sequence of str
+        The set that was chosen.
+    without : sequence of sequence
+        For each seed and fold, the set chosen without that fold.
+
+    Returns
+    -------
+    list of dict
+        `figures` and the spread of η over seeds; η less that of the paper's six, with a 95 %
+        interval over prompts, the fitted policies given.
+    """
+    sets: dict[str, list[Judged]] = {
+        name: [judge.judge(signals) for judge in judges]
+        for name, signals in (("no signal", ()), (PAPER, PAPER_SIGNALS), ("chosen", chosen))
+    }
+    sets[NESTED] = [judge.spliced(s) for judge, s in zip(judges, without, strict=True)]
+    sets[f"all {len(SIGNALS)}"] = [judge.judge(SIGNALS) for judge in judges]
+    names = sorted({name for judge in judges for name in judge.sample.prompts})
+    draws = np.random.default_rng(0).multinomial(
+        len(names), np.full(len(names), 1 / len(names)), DRAWS
+    )
+    paper = prompt_sums(judges, sets[PAPER], names)
+    rows = []
+    for name, judged in sets.items():
+        each = [scored([j], [one.leaf]) for j, one in zip(judges, judged, strict=True)]
+        mine = prompt_sums(judges, judged, names)
+        ahead = [eta_ratio(mine @ w) - eta_ratio(paper @ w) for w in (np.ones(len(names)), *draws)]
+        low, high = np.percentile(ahead[1:], [2.5, 97.5])
+        against = {"ahead_of_paper": ahead[0], "low": float(low), "high": float(high)}
+        spread = {"seeds_std": float(np.std(each))}
+        rows.append({"signals": name, **figures(judges, judged), **spread, **against})
+    return rows
+
+
+def prompt_sums(
+    judges: Sequence[Judge], judged: Sequence[Judged], names: Sequence[str]
+) -> FloatArray:
+    """Return `Judge.sums` over all judges by prompt, ``[2, 2, prompts]``."""
+    sums = np.zeros((2, 2, len(names)))
+    for judge, one in zip(judges, judged, strict=True):
+        at = np.searchsorted(names, judge.sample.prompts)[judge.sample.prompt]
+        states = np.arange(len(at))
+        for i, leaf in enumerate((one.leaf, judge.end)):
+            for share, values in enumerate(judge.shares[:, states, leaf]):
+                sums[i, share] += np.bincount(at, values, len(names))
+    return sums
+
+
+def importance(judges: Sequence[Judge], seed: int) -> dict[str, dict[str, float]]:
+    """Return by how much η ratio of all ten falls if one signal is permuted, mean and spread."""
+    rng = np.random.default_rng(seed)
+    full = scored(judges, [judge.judge(SIGNALS).leaf for judge in judges])
+    found = {}
+    for name in SIGNALS:
+        drops = [
+            full - scored(judges, [judge.permuted(name, rng) for judge in judges])
+            for _ in range(SHUFFLES)
+        ]
+        found[name] = {"mean": float(np.mean(drops)), "std": float(np.std(drops))}
+    return found
+
+
+def stability(
+    selections: Mapping[str, Sequence[Sequence[Sequence[str]]]], count: int
+) -> list[dict[str, Any]]:
+    """Count how often each signal is chosen.
+
+    Parameters
+    ----------
+    selections : mapping
+        For each kind of group, seed and fold left out, the signals in the order of choice.
+    count : int
+        How many are chosen.
+
+    Returns
+    -------
+    list of dict
+        For each signal: share of the selections by each kind of group, and the mean place in
+        all; one that is not chosen has the place after the last.
+    """
+    flat = {group: [one for each in seeds for one in each] for group, seeds in selections.items()}
+    rows = []
+    for name in SIGNALS:
+        shares = {group: float(np.mean([name in one for one in of])) for group, of in flat.items()}
+        every = [one for of in flat.values() for one in of]
+        places = [one.index(name) + 1 if name in one else count + 1 for one in every]
+        rows.append({"signal": name, **shares, "mean_place": float(np.mean(places))})
+    return rows
+
+
+def correlation(sample: Sample) -> FloatArray:
+    """Return Spearman's correlations of the signals over states and prefixes, ``[10, 10]``.
+
+    0 beside the diagonal for a signal that never varies.
+    """
+    frame = pd.DataFrame(sample.tries.signals.reshape(-1, len(SIGNALS)), columns=list(SIGNALS))
+    ranks = frame.rank().to_numpy()
+    mean, std = column_stats(ranks)
+    scaled = (ranks - mean) / std
+    found: FloatArray = scaled.T @ scaled / len(scaled)
+    np.fill_diagonal(found, 1.0)
+    return found
+
+
+def seeds_of(conf: DictConfig) -> list[int]:
+    """Return the seeds of the repetitions, from ``seed``."""
+    count = int(conf.select.seeds)
+    if count < 1:
+        raise InputError(f"select.seeds={count}: give 1 or more")
+    return [
+        int(np.random.SeedSequence([int(conf.seed), i]).generate_state(1)[0]) for i in range(count)
+    ]
+
+
+def check(tries: Tries, conf: DictConfig) -> str:
+    """Check the choices of ``select``; return the kind of group."""
+    count, states = int(conf.select.signals), int(conf.select.states)
+    if not 1 <= count <= len(SIGNALS):
+        raise InputError(f"select.signals={count}: choose 1 to {len(SIGNALS)}")
+    if states < 0:
+        raise InputError(f"select.states={states}: give 0 for all, or how many")
+    check_numerator(conf)
+    group = chosen_group(tries, conf)
+    for seed in seeds_of(conf):
+        rng = np.random.default_rng(seed)
+        some = tries.take(some_states(prompt_keys(tries), states, rng))
+        fold_numbers(some, group, int(conf.select.folds), seed)
+    return group
+
+
+def make_judges(
+    samples: Sequence[Sample], group: str, folds: int, seeds: Sequence[int]
+) -> list[Judge]:
+    """Return a judge for each seed, split by ``group``; none if there are too few groups."""
+    if any(len(set(group_keys(sample.tries, group))) < folds for sample in samples):
+        return []
+    return [
+        Judge(sample, fold_numbers(sample.tries, group, folds, seed))
+        for sample, seed in zip(samples, seeds, strict=True)
+    ]
+
+
+def nested(judges: Sequence[Judge], count: int, group: str) -> list[list[tuple[str, ...]]]:
+    """Return what each seed chooses alone without each fold, in the order of choice."""
+    each = [(judge, f) for judge in judges for f in range(judge.folds)]
+    found = [forward([judge], count, f) for judge, f in tqdm(each, desc=f"select by {group}")]
+    folds = judges[0].folds
+    return [found[at : at + folds] for at in range(0, len(found), folds)]
+
+
+@dataclass(frozen=True)
+class Study:
+    """All that ``selection.json`` and the picture are made of.
+
+    Attributes
+    ----------
+    order : tuple of str
+        The chosen signals in the order of choice.
+    steps, compared, stable : list of dict
+        `order_rows`, `comparison`, `stability`.
+    drops : dict
+        `importance`.
+    samples : list of Sample
+        One a seed.
+    """
+
+    order: tuple[str, ...]
+    steps: list[dict[str, Any]]
+    compared: list[dict[str, Any]]
+    stable: list[dict[str, Any]]
+    drops: dict[str, dict[str, float]]
+    samples: Sequence[Sample]
+
+
+def study(tries: Tries, conf: DictConfig, group: str) -> Study:
+    """Choose on all seeds together, and look at the choice from all sides."""
+    seeds, folds, count = seeds_of(conf), int(conf.select.folds), int(conf.select.signals)
+    samples = [draw_sample(tries, conf, seed) for seed in seeds]
+    judges = make_judges(samples, group, folds, seeds)
+    selections = {group: nested(judges, count, group)}
+    order = forward(judges, count)
+    steps = order_rows(judges, order)
+    compared = comparison(judges, order, selections[group])
+    drops = importance(judges, int(conf.seed))
+    for other in (kind for kind in GROUPS if kind != group):
+        if judges := make_judges(samples, other, folds, seeds):
+            selections[other] = nested(judges, count, other)
+    return Study(order, steps, compared, stability(selections, count), drops, samples)
+
+
+def selection(found: Study, tries: Tries, conf: DictConfig, group: str) -> dict[str, Any]:
+    """Return the content of ``selection.json``."""
+    cv = {
+        "group": group,
+        "groups": len(set(group_keys(tries, group))),
+        "folds": int(conf.select.folds),
+        "seeds": len(found.samples),
+        "states": [len(sample.tries) for sample in found.samples],
+        "rows": sum(sample.tries.rows for sample in found.samples),
+        "score": "eta_ratio: η of the induced policy over that of the better endpoint",
+        "regressor": f"ridge {RIDGE} on pairwise terms, by step, backward",
+        "order": found.steps,
+        "eta_ratio": found.steps[-1]["eta_ratio"],
+    }
+    return {
+        "signals": list(table_order(found.order)),
+        "pairs": list(tries.pairs),
+        "cv": cv,
+        "comparison": found.compared,
+        "stability": found.stable,
+        "importance": found.drops,
+    }
 
 
 def run(conf: DictConfig) -> None:
-    """Choose the signals and write ``selection.json`` to ``paths.selection``."""
-    count = int(conf.select.signals)
-    if not 1 <= count <= len(SIGNALS):
-        raise InputError(f"select.signals={count}: choose 1 to {len(SIGNALS)}")
-    rows = load_trajectories(conf)
-    fold, groups = fold_numbers(rows, conf)
+    """Choose the signals; write ``selection.json`` and a picture to ``paths.selection``."""
+    tries = load_tries(conf)
+    group = check(tries, conf)
     folder = Path(conf.paths.selection)
     with stage_run(conf, "select", folder) as stage:
-        rows.note(stage)
-        sums = moments(rows, fold)
-        order = forward(sums, count)
-        paper = score(sums, PAPER_SIGNALS, "-", "the paper's six")
-        every = score(sums, SIGNALS, "-", f"all {len(SIGNALS)}")
-        signals = table_order(row["signal"] for row in order[1:])
-        stage.show("Forward selection, out-of-fold R²", [*order, paper, every])
-        cv = {
-            "group": chosen_group(rows, conf),
-            "groups": groups,
-            "folds": len(sums.rows),
-            "rows": len(fold),
-            "regressor": f"ridge {RIDGE} on pairwise terms",
-            "order": order,
-            "r2": order[-1]["r2"],
-            "r2_paper_six": paper["r2"],
-            "r2_all": every["r2"],
-        }
-        chosen = {"signals": list(signals), "pairs": list(rows.folders), "cv": cv}
+        note(tries, conf, stage)
+        found = study(tries, conf, group)
+        chosen = selection(found, tries, conf, group)
+        related = correlation(found.samples[0])
+        stage.show("Forward selection, out of fold; η over the better endpoint's", found.steps)
+        stage.show("Sets of signals on the same states, machines and folds", found.compared)
+        stage.show(
+            "Signals: share of the selections that choose it, by group; η that goes if permuted",
+            [{**row, "importance": found.drops[row["signal"]]["mean"]} for row in found.stable],
+        )
         write_json(folder / "selection.json", chosen)
-        stage.wrote(folder / "selection.json", ", ".join(signals))
-        shown = ("group", "groups", "folds", "rows", "r2", "r2_paper_six", "r2_all")
-        stage.metrics.update({name: cv[name] for name in shown})
-        stage.metrics["rows_subsampled"] = "none, every row is used"
-        stage.metrics["shared_with_paper"] = len(set(signals) & set(PAPER_SIGNALS))
+        stage.wrote(folder / "selection.json", ", ".join(chosen["signals"]))
+        plot_selection(folder / "selection.png", chosen, related)
+        stage.picture("selection", folder / "selection.png")
+        shown = ("group", "groups", "folds", "seeds", "rows", "eta_ratio")
+        stage.metrics.update({name: chosen["cv"][name] for name in shown})
+        most = max(chosen["cv"]["states"])
+        stage.metrics["states"] = f"{most:,} of {len(tries):,} for each seed (select.states)"
+        stage.metrics |= {
+            f"eta_ratio, {row['signals']}": row["eta_ratio"] for row in found.compared
+        }
+        stage.metrics["shared_with_paper"] = len(set(chosen["signals"]) & set(PAPER_SIGNALS))
+        stage.metrics["correlation"] = dict(zip(SIGNALS, related.tolist(), strict=True))

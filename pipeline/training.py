@@ -1,10 +1,11 @@
-"""Fitting the two small networks: in-memory batches, standardised MSE, early stopping."""
+"""Fitting the two small networks: batches made block by block, early stopping, by Lightning."""
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -13,16 +14,16 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from numpy.typing import NDArray
 from omegaconf import DictConfig
 from safetensors.torch import save_file
 from torch import Tensor, nn
+from torch.utils.data import IterableDataset
 from tqdm import tqdm
 
 from pipeline.report import Stage
 from treegraft_core import InputError
 from treegraft_core.files import atomic_path
-from treegraft_core.tree import FloatArray
+from treegraft_core.tree import FloatArray, IntArray
 
 CHUNK = 65_536
 
@@ -34,35 +35,82 @@ def column_stats(values: FloatArray) -> tuple[FloatArray, FloatArray]:
     return np.where(constant, values[0], mean), np.where(constant, 1.0, std)
 
 
-class Batches:
-    """Mini-batches of tensors that are in memory; reshuffled each time it is iterated.
+@dataclass(frozen=True)
+class Block:
+    """Rows of some states, in memory.
+
+    Attributes
+    ----------
+    x : float64 array, shape ``[n, inputs]``
+        Raw inputs.
+    y : float64 array, shape ``[n, outputs]``
+        Raw targets.
+    weight : float64 array, shape ``[n]``, or None
+        Of each row in the loss; None: all alike.
+    """
+
+    x: FloatArray
+    y: FloatArray
+    weight: FloatArray | None = None
+
+
+class Blocks(IterableDataset[tuple[Tensor, ...]]):
+    """Mini-batches of rows that are made block by block, so that memory does not grow with rows.
+
+    States are shuffled, cut into blocks, and the rows of a block shuffled. Between several
+    processes (Lightning's distributed strategies) the states are shared out.
 
     Parameters
     ----------
-    x, y : Tensor
-        Standardised inputs ``[n, inputs]`` and targets ``[n, outputs]``.
-    size : int
-        Rows a batch.
+    make : callable
+        Takes the numbers of some states and a generator; returns their `Block`.
+    states : int64 array
+        The numbers of the states.
+    module : Regressor
+        Standardises.
+    size, block : int
+        Rows a batch, states a block.
     seed : int or None
-        Seed of the shuffling; None keeps the order.
+        Of the shuffling and of ``make``; None keeps the order, and the same draws every epoch.
+    start : callable, optional
+        Called at the beginning of every epoch, with a generator.
     """
 
-    def __init__(self, x: Tensor, y: Tensor, size: int, seed: int | None):
-        self.x, self.y, self.size = x, y, size
-        self.generator = None if seed is None else torch.Generator().manual_seed(seed)
+    def __init__(
+        self,
+        make: Callable[[IntArray, np.random.Generator], Block],
+        states: IntArray,
+        module: Regressor,
+        size: int,
+        block: int,
+        seed: int | None,
+        start: Callable[[np.random.Generator], None] | None = None,
+    ):
+        self.start = start
+        self.make, self.states, self.module = make, states, module
+        self.size, self.block = size, block
+        self.rng = None if seed is None else np.random.default_rng(seed)
 
-    def __len__(self) -> int:
-        """Return the number of batches."""
-        return math.ceil(len(self.x) / self.size)
-
-    def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield ``(x, y)`` batches of one epoch."""
-        n = len(self.x)
-        order = torch.arange(n)
-        if self.generator is not None:
-            order = torch.randperm(n, generator=self.generator)
-        for rows in order.split(self.size):
-            yield self.x[rows], self.y[rows]
+    def __iter__(self) -> Iterator[tuple[Tensor, ...]]:
+        """Yield ``(x, y)`` or ``(x, y, weight)`` batches of one epoch, standardised."""
+        rng = np.random.default_rng(0) if self.rng is None else self.rng
+        if self.start is not None:
+            self.start(rng)
+        states = self.states if self.rng is None else rng.permutation(self.states)
+        if torch.distributed.is_available() and torch.distributed.is_initialized():
+            world = torch.distributed.get_world_size()
+            if self.rng is not None:  # as many for each, or one would wait for ever
+                states = states[: len(states) // world * world]
+            states = states[torch.distributed.get_rank() :: world]
+        for at in range(0, len(states), self.block):
+            made = self.make(np.sort(states[at : at + self.block]), rng)
+            columns = [self.module.standardise(made.x, "x"), self.module.standardise(made.y, "y")]
+            if made.weight is not None:
+                columns.append(torch.from_numpy(made.weight).to(columns[0].dtype))
+            n = len(made.x)
+            order = torch.arange(n) if self.rng is None else torch.from_numpy(rng.permutation(n))
+            for rows in order.split(self.size):
+                yield tuple(column[rows] for column in columns)
 
 
 class Regressor(LightningModule):
@@ -89,9 +137,9 @@ class Regressor(LightningModule):
             self.register_buffer(f"{name}_mean", torch.zeros(size, dtype=torch.float64))
             self.register_buffer(f"{name}_std", torch.ones(size, dtype=torch.float64))
 
-    def set_stats(self, x: FloatArray, y: FloatArray) -> None:
-        """Take the statistics of the training rows ``x [n, inputs]`` and ``y [n, outputs]``."""
-        for name, values in (("x", x), ("y", y)):
+    def set_stats(self, x: FloatArray, y: FloatArray, inputs: bool = True) -> None:
+        """Take the statistics of rows ``x [n, inputs]`` (if ``inputs``) and ``y [n, outputs]``."""
+        for name, values in (("x", x), ("y", y)) if inputs else (("y", y),):
             mean, std = column_stats(values)
             getattr(self, f"{name}_mean").copy_(torch.from_numpy(mean))
             getattr(self, f"{name}_std").copy_(torch.from_numpy(std))
@@ -118,19 +166,23 @@ class Regressor(LightningModule):
         out: FloatArray = (torch.cat(parts).double() * self.y_std + self.y_mean).numpy()
         return out
 
-    def training_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
-        """Return the mean squared error of a batch."""
-        return self._loss(batch, "train_loss")
+    def training_step(self, batch: tuple[Tensor, ...], _: int) -> Tensor:
+        """Return the loss of a batch."""
+        return self._logged_loss(batch, "train_loss")
 
-    def validation_step(self, batch: tuple[Tensor, Tensor], _: int) -> Tensor:
-        """Return the mean squared error of a batch."""
-        return self._loss(batch, "val_loss")
+    def validation_step(self, batch: tuple[Tensor, ...], _: int) -> Tensor:
+        """Return the loss of a batch."""
+        return self._logged_loss(batch, "val_loss")
 
-    def _loss(self, batch: tuple[Tensor, Tensor], name: str) -> Tensor:
-        x, y = batch
-        loss = nn.functional.mse_loss(self.net(x), y)
-        self.log(name, loss, on_step=False, on_epoch=True, batch_size=len(x))
+    def _logged_loss(self, batch: tuple[Tensor, ...], name: str) -> Tensor:
+        loss = self.loss(*batch)
+        self.log(name, loss, on_step=False, on_epoch=True, batch_size=len(batch[0]), sync_dist=True)
         return loss
+
+    def loss(self, x: Tensor, y: Tensor, weight: Tensor | None = None) -> Tensor:
+        """Return the mean squared error of standardised targets ``[n, outputs]``."""
+        error = (self.net(x) - y).square()
+        return error.mean() if weight is None else (error * weight[:, None]).mean()
 
     def configure_optimizers(self) -> Any:
         """Return AdamW with a cosine decay over ``max_epochs``."""
@@ -140,7 +192,7 @@ class Regressor(LightningModule):
             lr=self.options.learning_rate,
             weight_decay=self.options.weight_decay,
         )
-        decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.options.max_epochs)
+        decay = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.trainer.max_epochs or 1)
         return [optimizer], [decay]
 
 
@@ -162,67 +214,62 @@ class EpochReport(Callback):
 
 
 def fit(
-    module: Regressor,
-    x: FloatArray,
-    y: FloatArray,
-    held: NDArray[np.bool_],
-    stage: Stage,
+    module: Regressor, train: Any, valid: Any, max_epochs: int, patience: int, stage: Stage
 ) -> dict[str, float]:
     """Fit ``module`` and leave the weights of its best validation epoch in it.
 
     Parameters
     ----------
     module : Regressor
-        Its ``options`` also give ``batch_size`` and ``patience``.
-    x, y : float64 array
-        Raw inputs ``[n, inputs]`` and targets ``[n, outputs]``.
-    held : bool array, shape ``[n]``
-        The validation rows.
+        With its statistics.
+    train, valid : iterable
+        Batches of an epoch.
+    max_epochs, patience : int
+        Most epochs, and how many may pass without a better validation loss.
     stage : Stage
-        The running stage; Lightning works in a temporary folder below ``paths.cache``.
+        The running stage; its ``trainer`` group goes to Lightning, which works in a temporary
+        folder below ``paths.cache``.
 
     Returns
     -------
     dict
-        Epochs run, and the best epoch's standardised validation loss.
+        Epochs run, and the best epoch's validation loss.
     """
-    options, seed = module.options, int(stage.conf.seed)
-    assert options is not None
-    module.set_stats(x[~held], y[~held])
-    module.ignore_constant(x[~held])
-    z, t, held_rows = module.standardise(x, "x"), module.standardise(y, "y"), torch.tensor(held)
-    train = Batches(z[~held_rows], t[~held_rows], int(options.batch_size), seed)
-    valid = Batches(z[held_rows], t[held_rows], CHUNK, None)
     cache = Path(stage.conf.paths.cache)
     cache.mkdir(parents=True, exist_ok=True)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     with TemporaryDirectory(dir=cache, prefix=f"lightning-{stage.name}-") as folder:
         best = ModelCheckpoint(folder, monitor="val_loss", save_weights_only=True)
-        progress = EpochReport(stage, options.max_epochs)
+        progress = EpochReport(stage, max_epochs)
         trainer = Trainer(
-            accelerator="cpu",
-            devices=1,
-            max_epochs=options.max_epochs,
+            accelerator=stage.conf.trainer.accelerator,
+            devices=stage.conf.trainer.devices,
+            num_nodes=stage.conf.trainer.num_nodes,
+            strategy=stage.conf.trainer.strategy,
+            max_epochs=max_epochs,
             default_root_dir=folder,
             logger=False,
-            callbacks=[EarlyStopping("val_loss", patience=options.patience), best, progress],
+            callbacks=[EarlyStopping("val_loss", patience=patience), best, progress],
             enable_progress_bar=False,
             enable_model_summary=False,
             num_sanity_val_steps=0,
+            use_distributed_sampler=False,
         )
         trainer.fit(module, train, valid)
         progress.bar.close()
         loss = float("nan") if best.best_model_score is None else float(best.best_model_score)
         if not math.isfinite(loss):
+            assert module.options is not None
             raise InputError(
-                f"{stage.name}.learning_rate={options.learning_rate}: training diverged; lower it"
+                f"{stage.name}.learning_rate={module.options.learning_rate}: training diverged; "
+                "lower it"
             )
         module.load_state_dict(torch.load(best.best_model_path, weights_only=True)["state_dict"])
     module.eval()
     return {"epochs": trainer.current_epoch, "best_val_loss": loss}
 
 
-def save_module(path: Path, module: Regressor) -> None:
+def save_module(path: Path, module: nn.Module) -> None:
     """Write weights and statistics as safetensors, atomically."""
     tensors = {name: value.contiguous() for name, value in module.state_dict().items()}
     with atomic_path(path) as temporary:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from treegraft_core import kernels
 from treegraft_core.drafting import DraftingConfig
@@ -82,6 +83,39 @@ def context_features(
             *taken,
         ]
     )
+
+
+def context_matrix(
+    prompt_tokens: ArrayLike,
+    target_ms: ArrayLike,
+    mid_ms: ArrayLike,
+    step: ArrayLike,
+    bits: IntArray,
+) -> FloatArray:
+    """Return :func:`context_features` of many states at once.
+
+    Parameters
+    ----------
+    prompt_tokens, target_ms, mid_ms, step : array
+        Shapes that broadcast to ``[…]``.
+    bits : int64 array, shape ``[…, D]``
+        τ_1 … τ_{k−1}, then zeros.
+
+    Returns
+    -------
+    float64 array, shape ``[…, 6 + D]``
+    """
+    depth = bits.shape[-1]
+    single = np.broadcast_arrays(
+        np.log1p(prompt_tokens),
+        target_ms,
+        mid_ms,
+        np.log(np.divide(target_ms, mid_ms)),
+        np.divide(step, depth),
+        bits.sum(-1) / depth,
+    )
+    shape = single[0].shape
+    return np.concatenate([np.stack(single, -1), np.broadcast_to(bits, (*shape, depth))], -1)
 
 
 def context_names(depth: int) -> tuple[str, ...]:

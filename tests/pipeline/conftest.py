@@ -112,10 +112,10 @@ def random_value(depth: int, seed: int = 0) -> ValueModel:
     module = build(inputs, HIDDEN, None, seed).eval()
     module.x_mean.copy_(torch.tensor(rng.normal(size=inputs)))
     module.x_std.copy_(torch.tensor(rng.uniform(0.5, 2, size=inputs)))
-    module.y_mean.copy_(torch.tensor([2.5, 9.0, 12.0]))
-    module.y_std.copy_(torch.tensor([5.0, 10.0, 10.0]))
-    low, high = np.array([1.0, 2.0, 5.0]), np.array([6.0, 40.0, 30.0])
-    return ValueModel(module, depth, signals, ("tiny",), low, high)
+    module.y_mean.copy_(torch.tensor([2.5, 3.0, 1.5]))
+    module.y_std.copy_(torch.tensor([5.0, 3.0, 1.0]))
+    low, high = np.array([1.0, 0.7, 0.6]), np.array([6.0, 13.0, 4.0])
+    return ValueModel((module,), depth, signals, ("tiny",), low, high)
 
 
 def write_fit(data: Path, depth: int = 5, seed: int = 0) -> Path:

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 
-from pipeline.collect import bits_text, state_id, state_rows
+from pipeline.collect import bits_text, part_path, state_id, state_rows, write_rows
+from pipeline.hardware import outcomes
 from pipeline.profile import random_artifact
-from pipeline.replay import scheduler_walk, text_table, with_budget
+from pipeline.replay import follow, scheduler_decisions, tries_of
 from pipeline.schema import COLUMNS, SCHEMA
 from pipeline.texts import Text, reach
+from pipeline.tries import ARRAYS, NEVER, join, read_tries
 from tests.test_enumeration import Case, Head, repetitive_case
 from tests.test_inputs import GRID, profile
 from treegraft_core import SIGNALS, DistilledScheduler, LatencyProfile, StepState
@@ -120,12 +124,13 @@ def test_walking_many_states_equals_deciding_step_by_step(
             random_artifact(depth, seed), x_mean=mean, x_std=np.where(std > 1e-9, std, 1.0)
         )
         scheduler = DistilledScheduler(artifact)
-        walked = scheduler_walk(artifact, found, text, clock)
+        tries = tries_of("tiny", text, found, clock)
+        walked = follow(scheduler_decisions(artifact, tries, outcomes(tries)), depth)
         for state in range(len(found)):
-            outcomes = {o.bits: o for o in found.outcomes(state)}
+            by_bits = {o.bits: o for o in found.outcomes(state)}
             bits: tuple[int, ...] = ()
             while len(bits) < depth:
-                signals = next(o for b, o in outcomes.items() if b[: len(bits)] == bits).signals
+                signals = next(o for b, o in by_bits.items() if b[: len(bits)] == bits).signals
                 now = StepState(
                     len(bits) + 1,
                     bits,
@@ -146,12 +151,12 @@ def test_a_smaller_budget_from_the_same_table(
     case: Case, found: Enumeration, text: Text, clock: LatencyProfile, budget: int
 ) -> None:
     """A, kept nodes and time under a smaller B_ver, as if enumerated with it."""
-    table = text_table(text, found, clock, {})
-    ours = with_budget(table, clock, budget)
+    tries = tries_of("tiny", text, found, clock)
+    ours = outcomes(tries, clock, budget)
     smaller = replace(case, config=replace(case.config, verify_nodes=budget))
     other = smaller.enumerate(smaller.model())
     assert ours.accepted.tolist() == other.accepted.tolist()
-    assert ours.kept.tolist() == other.kept_nodes.tolist()
+    assert tries.within(budget)[1].tolist() == other.kept_nodes.tolist()
     for state, root in enumerate(case.roots):
         for n, o in enumerate(other.outcomes(state)):
             draft, verify = (
@@ -160,10 +165,28 @@ def test_a_smaller_budget_from_the_same_table(
             )
             assert ours.ms[state, n] == pytest.approx(draft + verify, rel=1e-12)
     if budget == 40:
-        assert ours.accepted.tolist() == table.accepted.tolist() == found.accepted.tolist()
-        assert ours.ms.tolist() == table.ms.tolist()
+        assert ours.accepted.tolist() == tries.accepted.tolist() == found.accepted.tolist()
+        np.testing.assert_allclose(ours.ms, outcomes(tries).ms, rtol=1e-12)
     else:
-        assert (ours.kept < table.kept).any()
+        assert (other.kept_nodes < tries.kept).any()
+
+
+def test_tries_are_those_read_from_disk(
+    case: Case, found: Enumeration, text: Text, clock: LatencyProfile, tmp_path: Path
+) -> None:
+    """Made of an enumeration, or of the rows that it was written as."""
+    write_rows(part_path(tmp_path, text), state_rows(text, case.roots, found, clock), case.config)
+    read = read_tries(tmp_path, "tiny", "file", case.config.depth)
+    made = join([tries_of("tiny", text, found, clock)])
+    pd.testing.assert_frame_equal(made.states[read.states.columns], read.states)
+    for name in ARRAYS:
+        ours, theirs = getattr(made, name), getattr(read, name)
+        assert ours.dtype == theirs.dtype, name
+        if name == "ranks":
+            most = min(ours.shape[2], theirs.shape[2])
+            assert (ours[..., most:] == NEVER).all() and (theirs[..., most:] == NEVER).all()
+            ours, theirs = ours[..., :most], theirs[..., :most]
+        np.testing.assert_array_equal(ours, theirs, err_msg=name)
 
 
 @pytest.mark.parametrize("pool", ["tree", "frontier"])

@@ -21,8 +21,9 @@ from pipeline import evaluate, peers
 from pipeline import run as command_line
 from pipeline.collect import bits_text
 from pipeline.engine import drafting_config, open_pair, open_profile
+from pipeline.hardware import outcomes
 from pipeline.planning import OnlinePlanner
-from pipeline.replay import planner_walk
+from pipeline.replay import follow, planned_decisions, tries_of
 from pipeline.systems import Bench, System, fixed_bits
 from pipeline.texts import Text
 from pipeline.value import ValueModel
@@ -43,9 +44,7 @@ from treegraft_core import (
     decode_plain,
     load_scheduler,
 )
-from treegraft_core.signals import context_features
 from treegraft_core.student import DraftVocabulary
-from treegraft_core.tree import FloatArray
 
 GREEDY = Sampling()
 PROMPTS = ([5], [7, 9, 7, 9, 7], [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3, 14, 15], [2, 1, 2, 1, 2])
@@ -73,34 +72,41 @@ def slow_row(model: ValueModel, state: StepState, ahead: Sequence[int]) -> list[
     return row
 
 
-def slow_decision(model: ValueModel, state: StepState, numerator: str) -> int:
+def slow_decision(
+    model: ValueModel, state: StepState, numerator: str, rate: float | None = None
+) -> int:
     """Return the first bit of the best remaining schedule, one after the other."""
     best, first = -math.inf, -1
     for ahead in product((0, 1), repeat=state.depth - len(state.bits)):
         tokens, draft_ms, verify_ms = model.heads(np.array([slow_row(model, state, ahead)]))[0]
         tokens -= numerator == "accepted"
-        eta = 1000 * tokens / (draft_ms + verify_ms)
-        if eta > best:
-            best, first = eta, ahead[0]
+        ms = draft_ms + verify_ms
+        worth = 1000 * tokens / ms if rate is None else 1000 * (tokens - rate * ms)
+        if worth > best:
+            best, first = worth, ahead[0]
     return first
 
 
 def exact_value(depth: int, seed: int) -> ValueModel:
     """Return a value network in float64, where a row's figures do not depend on its batch."""
     model = random_value(depth, seed)
-    model.module.double()
+    for module in model.modules:
+        module.double()
     return model
 
 
+@pytest.mark.parametrize("rate", [None, 0.05])
 @pytest.mark.parametrize("numerator", ["committed", "accepted"])
 @pytest.mark.parametrize("depth", range(1, 6))
-def test_planning_equals_trying_every_schedule(depth: int, numerator: str) -> None:
+def test_planning_equals_trying_every_schedule(
+    depth: int, numerator: str, rate: float | None
+) -> None:
     """Random weights, random states, every step."""
     rng = np.random.default_rng(depth)
     taken = []
     for seed in range(30):
         model = exact_value(depth, seed)
-        planner = OnlinePlanner(model, numerator)
+        planner = OnlinePlanner(model, numerator, rate)
         for step in range(1, depth + 1):
             state = StepState(
                 step=step,
@@ -112,7 +118,7 @@ def test_planning_equals_trying_every_schedule(depth: int, numerator: str) -> No
                 signals=rng.normal(scale=3, size=len(SIGNALS)),
             )
             decided = planner.decide(state)
-            assert decided == slow_decision(model, state, numerator)
+            assert decided == slow_decision(model, state, numerator, rate)
             taken.append(decided)
     assert set(taken) == {0, 1}
 
@@ -121,17 +127,19 @@ def test_planning_many_states_equals_deciding_step_by_step() -> None:
     """The walk at every state of a text leads where the runtime's decisions would."""
     case = repetitive_case()
     found, clock = case.enumerate(case.model()), profile(verify=GRID)
-    text = Text("math", "1", 0, case.tokens, 6, 10, case.log_p)
+    text = Text("math", "1", 0, case.tokens, 6, len(found) + 1, case.log_p)
+    tries = tries_of("tiny", text, found, clock)
     taken = set()
     for seed in range(8):
         model = exact_value(4, seed)
         planner = OnlinePlanner(model, "committed")
-        walked = planner_walk(planner, found, text, clock)
+        wanted = planned_decisions(planner, tries, outcomes(tries, clock))
+        walked = follow(wanted, 4)
         for at in range(len(found)):
-            outcomes = list(found.outcomes(at))
+            every = found.outcomes(at)
             bits: tuple[int, ...] = ()
             while len(bits) < 4:
-                seen = next(o for o in outcomes if o.bits[: len(bits)] == bits)
+                seen = next(o for o in every if o.bits[: len(bits)] == bits)
                 state = StepState(
                     step=len(bits) + 1,
                     bits=bits,
@@ -145,19 +153,6 @@ def test_planning_many_states_equals_deciding_step_by_step() -> None:
             assert walked[at] == int(bits_text(bits), 2)
             taken.add(bits)
     assert len(taken) > 3
-
-
-def test_planning_several_states_at_once() -> None:
-    """Each state gets its own decision, whatever else is decided with it."""
-    rng = np.random.default_rng(0)
-    planner = OnlinePlanner(exact_value(5, 3), "committed")
-    bits = rng.integers(0, 2, (20, 2))
-    context = np.stack([context_features(9, 8.0, 3.0, 3, row, 5) for row in bits.tolist()])
-    signals: FloatArray = rng.normal(scale=3, size=(20, len(SIGNALS)))
-    together = planner.actions(context, signals, 3)
-    alone = [planner.actions(context[i : i + 1], signals[i : i + 1], 3)[0] for i in range(20)]
-    assert together.tolist() == alone
-    assert set(alone) == {0, 1}
 
 
 def test_planning_needs_its_depth_and_signals() -> None:
