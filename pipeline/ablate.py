@@ -52,6 +52,7 @@ def axes(conf: DictConfig) -> dict[str, str]:
         "loss": str(conf.distill.loss) + (", by |y|" if conf.distill.weight == "size" else ""),
         "hardware": str(conf.hardware.name),
         "signals": str(conf.ablate.signals),
+        "B_ver": str(conf.drafting.verify_nodes),
         "other": str(conf.ablate.note or ""),
     }
 
@@ -172,13 +173,30 @@ def pairs_of(jobs: Sequence[Mapping[str, Any]]) -> int:
     return len({cell["pair"] for job in jobs for cell in job["cells"]})
 
 
+_READ: dict[str, tuple[Tries, dict[str, Tries]]] = {}
+"""What the last job read: the jobs of a sweep run in one process, on the same files."""
+
+
+def read(conf: DictConfig) -> tuple[Tries, dict[str, Tries]]:
+    """Return the trajectories to fit on and to judge on; those of the last job if unchanged."""
+    home = Path(conf.paths.trajectories)
+    files = [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in home.rglob("*.parquet")]
+    groups = ["fit", "task", "drafting", "held_out_tasks", "replay"]
+    key = digest([plain(conf, groups), int(conf.ablate.states), sorted(files)])
+    if key not in _READ:
+        tries = some_states(load_tries(conf), int(conf.ablate.states))
+        held = read_held_out(conf, tries.pairs)
+        _READ.clear()
+        _READ[key] = tries, held
+    return _READ[key]
+
+
 def run(conf: DictConfig) -> None:
     """Fit one scheduler, judge it, leave its file, and print the table of all files."""
     check_options(conf)
     check_distill(conf.distill)
     machines, signals = open_machines(conf), signal_set(conf)
-    tries = some_states(load_tries(conf), int(conf.ablate.states))
-    held = read_held_out(conf, tries.pairs)
+    tries, held = read(conf)
     folder = Path(conf.paths.data) / "ablation" / str(conf.fit.name)
     states = digest(tries.states[["pair", "state_id"]].to_numpy().tolist())
     rules = plain(conf, [*KEYS, "replay"])

@@ -488,8 +488,8 @@ def improve(
         seed,
         train.start,
     )
-    epochs, patience = int(options.rollout_epochs), int(options.rollout_patience)
-    figures = fit(module, batches, module.trials, epochs, patience, stage)
+    epochs = int(options.rollout_epochs)
+    figures = fit(module, batches, module.trials, epochs, epochs, stage)  # never early
     module.trials = None
     kept = figures["best_val_loss"] <= start
     if not kept:

@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 from omegaconf import DictConfig
 
 from pipeline.engine import check_name, drafting_config, drafting_rules
+from pipeline.hardware import at_budget
 from pipeline.inputs import read_json
 from pipeline.report import Stage
+from pipeline.schema import logged_budgets
 from pipeline.tasks import held_out_tasks
 from pipeline.tries import Tries, join, prefix_bits, prefix_steps, read_tries, schedules
-from treegraft_core import SIGNALS, InputError
+from treegraft_core import SIGNALS, InputError, LatencyProfile
 from treegraft_core.signals import context_matrix, context_names
 from treegraft_core.tree import FloatArray
 
@@ -74,10 +76,31 @@ def load_tries(conf: DictConfig) -> Tries:
     return join([read_pair(conf, pair, folder) for pair, folder in folders.items()])
 
 
+def read_logged(conf: DictConfig, pair: str, folder: Path) -> Tries:
+    """Read trajectories of one pair; those of a larger B_ver as under the configured one.
+
+    Raises
+    ------
+    InputError
+        If there are none or unsound ones, or times have to be computed and there is no profile.
+    """
+    config = drafting_config(conf)
+    tries = read_tries(folder, pair, str(conf.task.name), config.depth, drafting_rules(config))
+    if logged_budgets(folder) <= {config.verify_nodes}:
+        return tries
+    path = Path(conf.paths.profile).parent / pair / "profile.json"
+    if not path.is_file():
+        raise InputError(
+            f"drafting.verify_nodes={config.verify_nodes}: {folder} was collected with "
+            f"{max(logged_budgets(folder))}, and times under a smaller budget need {path}; run "
+            f"python -m pipeline.run stage=profile pair={pair}"
+        )
+    return at_budget(tries, LatencyProfile.load(path), config.verify_nodes)
+
+
 def read_pair(conf: DictConfig, pair: str, folder: Path) -> Tries:
     """Read and check the trajectories of one pair to fit on."""
-    rules = drafting_rules(drafting_config(conf))
-    tries = read_tries(folder, pair, str(conf.task.name), int(conf.drafting.depth), rules)
+    tries = read_logged(conf, pair, folder)
     for task in held_out_tasks(conf):
         if (tries.states["task"] == task).any():
             part = folder / f"task={quote(task, safe='')}"

@@ -7,13 +7,13 @@ latency profile: a measured one, or one drawn from a range (design section 5).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from pipeline.tries import Tries, prefix_steps, prefixes_of, schedules
+from pipeline.tries import NEVER, Tries, prefix_steps, prefixes_of, schedules
 from treegraft_core import InputError, LatencyProfile
 from treegraft_core.latency import Grid
 from treegraft_core.tree import FloatArray, IntArray
@@ -110,6 +110,25 @@ def outcomes(
         everywhere(profile.target_ms),
         everywhere(profile.mid_ms),
         everywhere(profile.decision_ms()),
+    )
+
+
+def at_budget(tries: Tries, profile: LatencyProfile, verify_nodes: int) -> Tries:
+    """Return the states as they would have been logged under a smaller B_ver, exactly.
+
+    Trees and signals are the same. A, kept nodes and times follow from the place in the pruning
+    order at which each accepted node was kept, and the profile.
+    """
+    found = outcomes(tries, profile, verify_nodes)
+    states = tries.states.assign(target_ms=profile.target_ms, mid_ms=profile.mid_ms)
+    return replace(
+        tries,
+        states=states,
+        accepted=found.accepted.astype(np.int16),
+        draft_ms=found.draft_ms,
+        verify_ms=found.verify_ms,
+        kept=np.minimum(tries.kept, verify_nodes).astype(np.int16),
+        ranks=np.where(tries.ranks < verify_nodes, tries.ranks, NEVER).astype(np.int16),
     )
 
 

@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig
 
-from pipeline.engine import drafting_config, drafting_rules
-from pipeline.features import check_numerator, load_tries, note, read_selection
+from pipeline.features import check_numerator, load_tries, note, read_logged, read_selection
 from pipeline.fitting import fit_scheduler, some_states
 from pipeline.planning import OnlinePlanner
 from pipeline.replay import gain_decisions, scheduler_decisions, texts_of
@@ -33,7 +32,7 @@ from pipeline.replaying import (
     pair_folder,
 )
 from pipeline.report import Stage, stage_run, table
-from pipeline.tries import Tries, read_tries
+from pipeline.tries import Tries
 from pipeline.value import ValueModel
 from treegraft_core import InputError, SchedulerArtifact
 from treegraft_core.files import write_json, write_text
@@ -93,13 +92,10 @@ def policies_of(
 
 def read_held_out(conf: DictConfig, pairs: Sequence[str]) -> dict[str, Tries]:
     """Return the trajectories of held-out prompts of each pair."""
-    config = drafting_config(conf)
     found = {}
     for pair in pairs:
         folder = pair_folder(conf, pair)
-        found[pair] = read_tries(
-            folder, pair, str(conf.task.name), config.depth, drafting_rules(config)
-        )
+        found[pair] = read_logged(conf, pair, folder)
         if not texts_of(found[pair]).whole:
             raise InputError(
                 f"replay.split={conf.replay.split}: states of {pair} were sampled; collect them "

@@ -113,7 +113,7 @@ def _draw_order(panel: Any, selection: Mapping[str, Any]) -> None:
     steps = selection["cv"]["order"]
     labels = [("" if row["order"] == "0" else "+ ") + row["signal"] for row in steps]
     panel.plot(labels, [row["eta_ratio"] for row in steps], color=BLUE, marker="o")
-    lines = {"the paper's six": GREY, "all 10": GREEN}
+    lines = {"the paper's six": GREY, "chosen without the fold": ORANGE, "all 10": GREEN}
     for row in selection["comparison"]:
         if row["signals"] in lines:
             colour = lines[row["signals"]]

@@ -24,9 +24,9 @@ from typing import Any
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
-from pipeline.engine import check_name, drafting_config, drafting_rules
+from pipeline.engine import check_name, drafting_config
 from pipeline.evaluate import check_depth
-from pipeline.features import check_numerator
+from pipeline.features import check_numerator, read_logged
 from pipeline.hardware import Outcomes, linear_profile, outcomes
 from pipeline.label import OBJECTIVES
 from pipeline.planning import OnlinePlanner
@@ -44,7 +44,7 @@ from pipeline.replay import (
     texts_of,
 )
 from pipeline.report import Stage, stage_run, table
-from pipeline.tries import Tries, read_tries
+from pipeline.tries import Tries
 from pipeline.value import load_value
 from treegraft_core import DraftingConfig, InputError, LatencyProfile, load_scheduler
 from treegraft_core.files import write_json, write_text
@@ -528,9 +528,7 @@ def run(conf: DictConfig) -> None:
     covered = []
     with stage_run(conf, "replay", folder) as stage:
         for pair, home in folders.items():
-            tries = read_tries(
-                home, pair, str(conf.task.name), config.depth, drafting_rules(config)
-            )
+            tries = read_logged(conf, pair, home)
             texts, own = texts_of(tries), own_profile(conf, pair)
             stage.read(home, f"{tries.rows:,} rows")
             covered.append(coverage(pair, tries, texts))

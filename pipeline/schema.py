@@ -65,15 +65,32 @@ SCHEMA = pa.schema(list(COLUMNS.items()), metadata={VERSION_KEY: str(SCHEMA_VERS
 
 
 def check_rules(path: Path, metadata: dict[bytes, bytes], rules: dict[str, Any] | None) -> None:
-    """Compare the drafting rules in a file's metadata with ``rules``."""
-    if rules is None or RULES_KEY not in metadata:
+    """Compare the drafting rules in a file's metadata with ``rules``.
+
+    B_ver may have been larger: what a smaller one would have kept follows from the log.
+    """
+    if rules is None:
         return
-    for name, value in json.loads(metadata[RULES_KEY]).items():
-        if rules.get(name) != value:
+    for name, value in logged_rules(metadata).items():
+        smaller = name == "verify_nodes" and rules.get(name, value) < value
+        if rules.get(name) != value and not smaller:
+            most = " or less" if name == "verify_nodes" else ""
             raise InputError(
                 f"drafting.{name}={rules.get(name)}: {path} was collected with {value}; give "
-                f"drafting.{name}={value} or collect again"
+                f"drafting.{name}={value}{most}, or collect again"
             )
+
+
+def logged_rules(metadata: dict[bytes, bytes] | None) -> dict[str, Any]:
+    """Return the drafting rules in a file's metadata; nothing if it has none."""
+    rules: dict[str, Any] = json.loads((metadata or {}).get(RULES_KEY, b"{}"))
+    return rules
+
+
+def logged_budgets(folder: Path) -> set[int]:
+    """Return the B_ver that the files below ``folder`` were collected with, where they say so."""
+    rules = [logged_rules(open_part(path).schema_arrow.metadata) for path in part_files(folder)]
+    return {int(each["verify_nodes"]) for each in rules if "verify_nodes" in each}
 
 
 def part_files(folder: Path) -> list[Path]:

@@ -1,13 +1,14 @@
 """stage=select: which of the ten signals the scheduler reads (design section 4, step 2).
 
-A set of signals is judged by what matters downstream: η, replayed, of the policy that it induces.
-The policy is fitted backward, from step D to step 1, on logged outcomes: a ridge regression of what
-a mid step gains over a small one, both followed by the policy's own later steps, on context and
-signals and their pairwise products. It is fitted on all folds but one, and decides in that one. A
-candidate's products are a block of those of the widest design, which are summed once.
+A set of signals is judged by what matters downstream: η of the policy that it induces, replayed
+exactly. The policy is fitted backward, from step D to step 1, on logged outcomes: a ridge
+regression of what a mid step gains over a small one, both followed by the policy's own later steps
+and, after the round, by a fixed policy to the end of the text (`pipeline.episodes`), on context and
+signals and their pairwise products. A candidate's products are a block of those of the widest
+design, which are summed once. It is fitted on all folds but one, and decodes the texts of that one.
 
-Every seed draws states, their machines (`pipeline.hardware`) and folds anew. The scheduler's own
-cost is left out: it is the same for every set.
+Every seed draws prompts, the machines of their turns (`pipeline.hardware`) and folds anew. Tokens
+are committed ones: a text has a given number of them, so that η of two policies is as their times.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from omegaconf import DictConfig
 from sklearn.model_selection import GroupKFold
 from tqdm import tqdm
 
+from pipeline.episodes import Worth, worth
 from pipeline.features import (
     GROUPS,
     advantage,
-    check_numerator,
     group_keys,
     load_tries,
     note,
@@ -35,8 +36,9 @@ from pipeline.features import (
     scheduler_inputs,
     table_order,
 )
-from pipeline.hardware import Setting, assign, outcomes, outcomes_in, settings
+from pipeline.hardware import Outcomes, Setting, assign, outcomes, outcomes_in, settings
 from pipeline.plots import plot_selection
+from pipeline.replay import Texts, texts_of
 from pipeline.report import stage_run
 from pipeline.training import column_stats
 from pipeline.tries import Tries, prefix_steps
@@ -47,7 +49,7 @@ from treegraft_core.tree import FloatArray, IntArray
 
 SingleArray = NDArray[np.float32]
 
-RIDGE = 0.1
+RIDGE = 0.5
 CLIP = 4.0
 CHUNK = 8192
 SHUFFLES = 3
@@ -58,52 +60,49 @@ PAPER = "the paper's six"
 
 @dataclass(frozen=True)
 class Sample:
-    """Decoding states, each on one machine.
+    """Decoding states of whole prompts, each on one machine.
 
     Attributes
     ----------
     tries : Tries
         The S states.
+    texts : Texts
+        Their turns.
     drawn : list of Setting
         The M machines.
     number : int64 array, shape ``[S]``
-        Each state's machine.
-    tokens, ms : float64 array, shape ``[S, 2^D]``
-        η's tokens, and t on that machine.
-    target_ms : float64 array, shape ``[S]``
-        T_tgt.
+        Each state's machine; a turn that is whole has one.
+    found : Outcomes
+        Of the states, each on its machine.
     z : float64 array, shape ``[S, 2^D − 1, 6 + D + 10]``
         z* with all ten signals.
     prompt : int64 array, shape ``[S]``
         Each state's prompt, by number.
     prompts : list of str
         Their keys.
-    prompt_ms : list of float64 array, shape ``[prompts, 2^D]``
-        For each machine, t summed over all states of its pair, by prompt.
+    fixed : list of float64 array, shape ``[3, turns, 2^D]``
+        For each machine, rounds, tokens and t of every fixed schedule on all turns of its pair.
     """
 
     tries: Tries
+    texts: Texts
     drawn: Sequence[Setting]
     number: IntArray
-    tokens: FloatArray
-    ms: FloatArray
-    target_ms: FloatArray
+    found: Outcomes
     z: FloatArray
     prompt: IntArray
     prompts: Sequence[str]
-    prompt_ms: Sequence[FloatArray]
+    fixed: Sequence[FloatArray]
 
-    def totals(self, fold: IntArray, folds: int) -> tuple[FloatArray, FloatArray]:
-        """Return tokens and t of all states on each machine, by fold; ``[M, folds, 2^D]``."""
-        shape = (len(self.drawn), folds, self.tokens.shape[1])
-        tokens, ms = np.zeros(shape), np.zeros(shape)
-        for i, setting in enumerate(self.drawn):
-            mine = (self.tries.states["pair"] == setting.pair).to_numpy()
-            np.add.at(tokens[i], fold[mine], self.tokens[mine])
-            fold_of = np.zeros(len(self.prompts), np.int64)  # a pair's prompt is in one fold
-            fold_of[self.prompt[mine]] = fold[mine]
-            np.add.at(ms[i], fold_of, self.prompt_ms[i])
-        return tokens, ms
+    def totals(self, fold: IntArray, folds: int) -> FloatArray:
+        """Return `fixed` by fold, ``[3, M, folds, 2^D]``."""
+        of_turn, pair = fold[self.texts.first], self.texts.turns["pair"].to_numpy()
+        sums = np.zeros((3, len(self.drawn), folds, 1 << self.tries.depth))
+        for i, (setting, fixed) in enumerate(zip(self.drawn, self.fixed, strict=True)):
+            mine = of_turn[pair == setting.pair]
+            for f in range(folds):
+                sums[:, i, f] = fixed[:, mine == f].sum(1)
+        return sums
 
 
 def some_states(prompts: NDArray[np.object_], most: int, rng: np.random.Generator) -> IntArray:
@@ -114,31 +113,60 @@ def some_states(prompts: NDArray[np.object_], most: int, rng: np.random.Generato
     return np.flatnonzero(np.isin(index, order[:count]))
 
 
+def turn_settings(
+    tries: Tries,
+    texts: Texts,
+    drawn: Sequence[Setting],
+    logged_share: float,
+    rng: np.random.Generator,
+) -> IntArray:
+    """Return a setting for each state, ``[S]``: one for all states of a turn that is whole."""
+    if not texts.whole:
+        return assign(tries, drawn, logged_share, rng)
+    each = assign(tries.take(texts.first), drawn, logged_share, rng)
+    return np.repeat(each, texts.length)
+
+
+def rounds_at(texts: Texts, steps: IntArray) -> FloatArray:
+    """Return how many rounds start at each state, ``[S]``, if they commit ``steps`` (``[S]``).
+
+    Where states were sampled, a round stands for the positions that it covers.
+    """
+    return texts.visited(steps).astype(np.float64) if texts.whole else 1.0 / steps
+
+
+def fixed_totals(tries: Tries, texts: Texts, drawn: Sequence[Setting]) -> list[FloatArray]:
+    """Return `Sample.fixed`."""
+    steps = np.minimum(tries.accepted.astype(np.int64) + 1, texts.left[:, None])
+    rounds = np.stack([rounds_at(texts, each) for each in steps.T], axis=1)
+    pair, of_turn = (frame["pair"].to_numpy() for frame in (tries.states, texts.turns))
+    totals = []
+    for setting in drawn:
+        mine, first = np.flatnonzero(pair == setting.pair), texts.first[of_turn == setting.pair]
+        ms = outcomes(tries.take(mine), setting.profile).ms
+        each = np.stack([np.ones_like(ms), steps[mine], ms]) * rounds[mine]
+        totals.append(np.add.reduceat(each, first - mine[0], axis=1))
+    return totals
+
+
 def draw_sample(tries: Tries, conf: DictConfig, seed: int) -> Sample:
-    """Draw at most ``select.states`` states and a machine for each."""
+    """Draw at most ``select.states`` states of whole prompts and a machine for each turn."""
     rng = np.random.default_rng(seed)
     some = tries.take(some_states(prompt_keys(tries), int(conf.select.states), rng))
-    drawn = settings(some, conf.hardware, seed)
-    number = assign(some, drawn, float(conf.hardware.logged_share), rng)
+    texts, drawn = texts_of(some), settings(some, conf.hardware, seed)
+    number = turn_settings(some, texts, drawn, float(conf.hardware.logged_share), rng)
     found = outcomes_in(some, drawn, number)
     names, prompt = np.unique(prompt_keys(some).astype(str), return_inverse=True)
-    prompt_ms = []
-    for setting in drawn:
-        mine = np.flatnonzero(some.states["pair"] == setting.pair)
-        sums = np.zeros((len(names), 1 << some.depth))
-        np.add.at(sums, prompt[mine], outcomes(some.take(mine), setting.profile).ms)
-        prompt_ms.append(sums)
     return Sample(
         some,
+        texts,
         drawn,
         number,
-        found.tokens(str(conf.value.numerator)),
-        found.ms,
-        found.target_ms,
+        found,
         scheduler_inputs(some, SIGNALS, found.target_ms, found.mid_ms),
         prompt,
         [str(name) for name in names],
-        prompt_ms,
+        fixed_totals(some, texts, drawn),
     )
 
 
@@ -194,17 +222,17 @@ class Step:
     u : float32 array, shape ``[n, q]``
         Ones, context with T_mid / T_tgt for T_mid, the ten signals: standardised, clipped at
         `CLIP` standard deviations. A row is a state and one of its prefixes.
-    rows : int64 array, shape ``[folds]``
-        Rows of each fold.
-    xx : float64 array, shape ``[folds, p, p]``
-        Sums of products of the design.
-    xy, yy : float64 array, shape ``[folds, p, 4]`` and ``[folds, 4]``
+    rows : float64 array, shape ``[folds]``
+        Weight of the rows that each fold's policy is fitted on.
+    xx : float64 array, shape ``[2, folds, p, p]``
+        Weighted sums of products of the design: of all folds but each one, and of that one.
+    xy, yy : float64 array, shape ``[2, folds, p, 4]`` and ``[2, folds, 4]``
         With tokens after a small and a mid step, t / T_tgt after either: means over futures, less
         the mean of all rows.
     """
 
     u: SingleArray
-    rows: IntArray
+    rows: FloatArray
     xx: FloatArray
     xy: FloatArray
     yy: FloatArray
@@ -222,7 +250,7 @@ class Step:
         kept : int64 array
             Columns of u, ascending.
         gain_xy : float32 array, shape ``[folds, p']``
-            Sums of products of their design with the gain, over all folds but each one.
+            Weighted sums of products of their design with the gain, over all folds but each one.
 
         Returns
         -------
@@ -232,16 +260,16 @@ class Step:
             Squared errors of tokens and t / T_tgt in the fold itself.
         """
         block = design_block(self.u.shape[1], kept)
-        xx, xy = self.xx[:, block[:, None], block], self.xy[:, block]
-        all_xx, all_xy = xx.sum(0), xy.sum(0)
-        gains, squared = np.zeros(gain_xy.shape), np.zeros(self.yy.shape)
+        xx, xy = self.xx[..., block[:, None], block], self.xy[:, :, block]
+        gains, squared = np.zeros(gain_xy.shape), np.zeros(self.yy[1].shape)
         for f, rows in enumerate(self.rows):
-            penalty = np.full(len(block), RIDGE * (self.rows.sum() - rows))
+            penalty = np.full(len(block), RIDGE * rows)
             penalty[0] = 0.0  # the intercept
-            given = np.hstack([gain_xy[f][:, None], all_xy - xy[f]])
-            w = np.linalg.solve(all_xx - xx[f] + np.diag(penalty), given)
+            given = np.hstack([gain_xy[f][:, None], xy[0, f]])
+            w = np.linalg.solve(xx[0, f] + np.diag(penalty), given)
             gains[f], w = w[:, 0], w[:, 1:]
-            squared[f] = self.yy[f] - 2 * (w * xy[f]).sum(0) + (w * (xx[f] @ w)).sum(0)
+            errors = self.yy[1, f] - 2 * (w * xy[1, f]).sum(0)
+            squared[f] = errors + (w * (xx[1, f] @ w)).sum(0)
         return gains, squared
 
 
@@ -251,9 +279,9 @@ def design_block(q: int, kept: IntArray) -> IntArray:
     return np.flatnonzero(np.isin(first, kept) & np.isin(second, kept))
 
 
-def make_step(sample: Sample, k: int, fold: IntArray, folds: int) -> Step:
-    """Standardise the inputs before step ``k`` and sum their products, by fold."""
-    depth, count = sample.tries.depth, len(sample.tries)
+def design_inputs(sample: Sample, k: int) -> SingleArray:
+    """Return `Step.u` before step ``k``."""
+    depth = sample.tries.depth
     z = sample.z[:, prefix_steps(depth) == k].reshape(-1, sample.z.shape[2]).copy()
     names = [*context_names(depth), *SIGNALS]
     z[:, names.index("mid_ms")] /= z[:, names.index("target_ms")]  # a gain's unit is a round
@@ -263,22 +291,45 @@ def make_step(sample: Sample, k: int, fold: IntArray, folds: int) -> Step:
     mean, std = column_stats(z)
     u = np.ones((len(z), z.shape[1] + 1), np.float32)
     u[:, 1:] = np.clip((z - mean) / std, -CLIP, CLIP)
-    shape = (count, 1 << (k - 1), 2, 1 << (depth - k))  # [S, prefixes, action, futures]
-    shares = (sample.tokens, sample.ms / sample.target_ms[:, None])
-    y = np.concatenate([v.reshape(shape).mean(3).reshape(-1, 2) for v in shares], axis=1)
-    y = y - y.mean(0)
-    row_fold = np.repeat(fold, 1 << (k - 1))
+    return u
+
+
+def make_step(sample: Sample, k: int, fold: IntArray, weight: FloatArray) -> Step:
+    """Standardise the inputs before step ``k`` and sum their products.
+
+    Parameters
+    ----------
+    sample : Sample
+        The states.
+    k : int
+        From 1.
+    fold : int64 array, shape ``[S]``
+        Each state's fold.
+    weight : float64 array, shape ``[folds, S]``
+        What it weighs for each fold's policy.
+    """
+    depth, prefixes, folds = sample.tries.depth, 1 << (k - 1), len(weight)
+    u, found = design_inputs(sample, k), sample.found
+    shape = (len(fold), prefixes, 2, 1 << (depth - k))  # [S, prefixes, action, futures]
+    outcome = (found.tokens("committed"), found.ms / found.target_ms[:, None])
+    y = np.concatenate([v.reshape(shape).mean(3).reshape(-1, 2) for v in outcome], axis=1)
+    of_row, row_fold = np.repeat(weight, prefixes, axis=1), np.repeat(fold, prefixes)
+    y = y - np.average(y, 0, of_row[row_fold, np.arange(len(y))])
     first, second = np.triu_indices(u.shape[1])
-    xx = np.zeros((folds, len(first), len(first)))
-    xy, yy = np.zeros((folds, len(first), 4)), np.zeros((folds, 4))
-    for f in range(folds):
-        members = np.flatnonzero(row_fold == f)
+    xx = np.zeros((2, folds, len(first), len(first)))
+    xy, yy = np.zeros((2, folds, len(first), 4)), np.zeros((2, folds, 4))
+    for g in range(folds):
+        members = np.flatnonzero(row_fold == g)
         for part in np.split(members, range(CHUNK, len(members), CHUNK)):
             x = u[part][:, first] * u[part][:, second]
-            xx[f] += x.T @ x
-            xy[f] += x.T @ y[part]
-            yy[f] += (y[part] ** 2).sum(0)
-    return Step(u, np.bincount(row_fold, minlength=folds), xx, xy, yy)
+            for f in range(folds):
+                root = np.sqrt(of_row[f, part])[:, None]
+                own, x_root, y_root = int(f == g), x * root.astype(np.float32), y[part] * root
+                xx[own, f] += x_root.T @ x_root
+                xy[own, f] += x_root.T @ y_root
+                yy[own, f] += (y_root**2).sum(0)
+    rows = prefixes * (weight * (fold != np.arange(folds)[:, None])).sum(1)
+    return Step(u, rows, xx, xy, yy)
 
 
 @dataclass(frozen=True)
@@ -290,9 +341,9 @@ class Judged:
     leaf : int64 array, shape ``[S]``
         The schedule that the induced policy follows at each state.
     squared : float64 array, shape ``[folds, 2]``
-        Squared errors of tokens and of t / T_tgt.
+        Squared errors of tokens and of t / T_tgt, weighted.
     wrong : float64 array, shape ``[folds]``
-        Hindsight's advantage, summed where the policy decides against its sign.
+        Hindsight's advantage, weighted, summed where the policy decides against its sign.
     weights : list of float64 array, shape ``[folds, p']``
         The policy, by step.
     """
@@ -317,51 +368,57 @@ class Judge:
     def __init__(self, sample: Sample, fold: IntArray):
         self.sample, self.fold, self.folds = sample, fold, int(fold.max()) + 1
         self.depth = sample.tries.depth
-        self.train = fold != np.arange(self.folds)[:, None]
-        self.gain, gain = self._gains()
+        totals = sample.totals(fold, self.folds)
+        self._normalise(totals.sum(2))
+        others = fold != np.arange(self.folds)[:, None]
+        each = [self._worth(totals, f) for f in range(self.folds)]
+        weight = np.stack([one.weight for one in each])
+        self.gain = np.stack([one.gain for one in each]).astype(np.float32)
+        self.fitted = (weight * others).astype(np.float32)
+        own = fold, np.arange(len(fold))
         shape = (len(fold), self.depth, 1 << self.depth)
-        self.hindsight = advantage(np.broadcast_to(gain[:, None], shape))
-        self.steps = [make_step(sample, k, fold, self.folds) for k in range(1, self.depth + 1)]
-        self.variance = sum(step.yy.sum(0) for step in self.steps).reshape(2, 2).sum(1)
+        gain = np.broadcast_to(self.gain[own][:, None].astype(np.float64), shape)
+        self.hindsight = weight[own][:, None] * advantage(gain)
+        self.steps = [make_step(sample, k, fold, weight) for k in range(1, self.depth + 1)]
+        self.variance = sum(step.yy[1].sum(0) for step in self.steps).reshape(2, 2).sum(1)
         self.last_xy = products(self.steps[-1].u, self._differences(self.gain))
         self._judged: dict[tuple[str, ...], Judged] = {}
 
-    def _gains(self) -> tuple[SingleArray, FloatArray]:
-        """Return what a schedule gains at λ of all folds but each one, and of all folds.
+    def _normalise(self, totals: FloatArray) -> None:
+        """Find the better endpoint on each machine: its rate is the unit of time."""
+        number = self.sample.number
+        ends = np.array([0, totals.shape[2] - 1])
+        rates = (totals[1] / totals[2])[:, ends]
+        self.rate, self.end = rates.max(1)[number], ends[rates.argmax(1)][number]
+        self.due = self._time(self.end, 0)
 
-        (tokens − λt) / N: λ and N are rate and mean tokens of the best fixed schedule on the
-        state's machine, so that machines weigh alike. ``[folds, S, 2^D]`` and ``[S, 2^D]``.
-        """
+    def _worth(self, totals: FloatArray, fold: int) -> Worth:
+        """Return what schedules are worth if the best fixed one of all folds but one goes on."""
         sample, number = self.sample, self.sample.number
-        tokens, ms = sample.totals(self.fold, self.folds)
-        pair = sample.tries.states["pair"].to_numpy()
-        states = np.array([(pair == setting.pair).sum() for setting in sample.drawn])
-        ends = np.array([0, tokens.shape[2] - 1])
-        all_tokens, all_ms = tokens.sum(1), ms.sum(1)  # [M, 2^D]
-        end = ends[(all_tokens / all_ms)[:, ends].argmax(1)]
-        machine = np.arange(len(states))
-        self.end = end[number]
-        mean_tokens = positive(all_tokens[machine, end] / states)[number, None]
-        mean_ms = (all_ms[machine, end] / states)[number, None]
-        self.shares = np.stack([sample.tokens / mean_tokens, sample.ms / mean_ms])
-        gains = []
-        for f in range(self.folds + 1):
-            left = np.arange(self.folds) != f  # the last round leaves out nothing
-            some_tokens, some_ms = tokens[:, left].sum(1), ms[:, left].sum(1)
-            bare = some_ms.sum(1) == 0  # all states of the pair are in this fold
-            some_tokens[bare], some_ms[bare] = all_tokens[bare], all_ms[bare]
-            rates = some_tokens / some_ms
-            best = rates.argmax(1)
-            scale = positive(all_tokens[machine, best] / states)
-            rate = rates[machine, best] / scale
-            by_state = sample.tokens / scale[number, None] - rate[number, None] * sample.ms
-            gains.append(by_state.astype(np.float32))
-        return np.stack(gains[:-1]), gains[-1].astype(np.float64)
+        some = totals[:, :, np.arange(self.folds) != fold].sum(2)
+        bare = some[0, :, 0] == 0  # all states of the pair are in this fold
+        some[:, bare] = totals[:, bare].sum(2)
+        rounds, tokens, ms = some
+        best = (tokens / ms).argmax(1)
+        at = np.arange(len(best)), best
+        rate, length = (tokens / ms)[at], (tokens / rounds)[at]
+        leaf = best[number]
+        return worth(sample.texts, sample.found, leaf, rate[number], length[number], self.depth)
+
+    def _time(self, leaf: IntArray, decisions: int) -> FloatArray:
+        """Return the time of the rounds at each state if schedules ``leaf`` decode, ``[S]``.
+
+        In tokens at the rate of the better endpoint on the state's machine.
+        """
+        found, texts, states = self.sample.found, self.sample.texts, np.arange(len(leaf))
+        steps = np.minimum(found.accepted[states, leaf] + 1, texts.left)
+        spent = found.ms[states, leaf] + decisions * found.decision_ms
+        return rounds_at(texts, steps) * self.rate * spent
 
     def _differences(self, value: SingleArray) -> SingleArray:
-        """Return what a mid step gains, ``[folds, rows]``; 0 in the fold that is left out."""
+        """Return what a mid step gains by weight, ``[folds, rows]``; 0 in the fold left out."""
         value = value.reshape(self.folds, len(self.fold), -1, 2)
-        gained: SingleArray = (value[..., 1] - value[..., 0]) * self.train[:, :, None]
+        gained: SingleArray = (value[..., 1] - value[..., 0]) * self.fitted[:, :, None]
         return gained.reshape(self.folds, -1)
 
     def judge(self, signals: Iterable[str]) -> Judged:
@@ -404,17 +461,13 @@ class Judge:
         wrong = np.array([judged.wrong[f] for f, judged in enumerate(each)])
         return Judged(leaf, squared, wrong, ())
 
-    def sums(self, leaf: IntArray, among: NDArray[np.bool_] | None = None) -> FloatArray:
-        """Return tokens and t of a policy and of the better endpoint, summed: ``[2, 2]``.
+    def times(self, leaf: IntArray) -> FloatArray:
+        """Return the time at each state of the better endpoint and of a policy, ``[2, S]``.
 
-        Of the states ``among`` (default: all), in units of what the endpoint's rounds bring and
-        take on the average on the state's machine.
+        Over the states of a text, or of a prompt, both sum to what decoding it takes: in tokens at
+        the endpoint's rate on the state's machine, so that machines weigh alike.
         """
-        at = np.arange(len(self.fold)) if among is None else np.flatnonzero(among)
-        sums: FloatArray = np.stack(
-            [self.shares[:, at, chosen[at]].sum(1) for chosen in (leaf, self.end)]
-        )
-        return sums
+        return np.stack([self.due, self._time(leaf, self.depth)])
 
     def permuted(self, signal: str, rng: np.random.Generator) -> IntArray:
         """Return the schedules that all ten induce if ``signal`` is another state's, same fold."""
@@ -451,19 +504,19 @@ def walk(decided: Sequence[NDArray[np.bool_]]) -> IntArray:
     return leaf
 
 
-def eta_ratio(sums: FloatArray) -> float:
-    """Return η of the policy over that of the better endpoint, from `Judge.sums`."""
-    policy, end = sums[:, 0] / positive(sums[:, 1])
-    return float(policy / positive(end))
+def eta_ratio(times: FloatArray) -> float:
+    """Return η of the policy over that of the better endpoint, from sums of `Judge.times`."""
+    return float(times[0] / times[1])
 
 
 def scored(
     judges: Sequence[Judge], leaves: Sequence[IntArray], without: int | None = None
 ) -> float:
-    """Return `eta_ratio` over the states of all judges, without those of one fold."""
-    among = [None if without is None else judge.fold != without for judge in judges]
-    parts = zip(judges, leaves, among, strict=True)
-    return eta_ratio(np.sum([judge.sums(leaf, a) for judge, leaf, a in parts], axis=0))
+    """Return `eta_ratio` over the texts of all judges, without those of one fold."""
+    times = np.zeros(2)
+    for judge, leaf in zip(judges, leaves, strict=True):
+        times += judge.times(leaf)[:, judge.fold != without].sum(1)
+    return eta_ratio(times)
 
 
 def forward(judges: Sequence[Judge], count: int, without: int | None = None) -> tuple[str, ...]:
@@ -547,11 +600,11 @@ def comparison(
     draws = np.random.default_rng(0).multinomial(
         len(names), np.full(len(names), 1 / len(names)), DRAWS
     )
-    paper = prompt_sums(judges, sets[PAPER], names)
+    paper = prompt_times(judges, sets[PAPER], names)
     rows = []
     for name, judged in sets.items():
         each = [scored([j], [one.leaf]) for j, one in zip(judges, judged, strict=True)]
-        mine = prompt_sums(judges, judged, names)
+        mine = prompt_times(judges, judged, names)
         ahead = [eta_ratio(mine @ w) - eta_ratio(paper @ w) for w in (np.ones(len(names)), *draws)]
         low, high = np.percentile(ahead[1:], [2.5, 97.5])
         against = {"ahead_of_paper": ahead[0], "low": float(low), "high": float(high)}
@@ -560,17 +613,15 @@ def comparison(
     return rows
 
 
-def prompt_sums(
+def prompt_times(
     judges: Sequence[Judge], judged: Sequence[Judged], names: Sequence[str]
 ) -> FloatArray:
-    """Return `Judge.sums` over all judges by prompt, ``[2, 2, prompts]``."""
-    sums = np.zeros((2, 2, len(names)))
+    """Return `Judge.times` summed over all judges by prompt, ``[2, prompts]``."""
+    sums = np.zeros((2, len(names)))
     for judge, one in zip(judges, judged, strict=True):
         at = np.searchsorted(names, judge.sample.prompts)[judge.sample.prompt]
-        states = np.arange(len(at))
-        for i, leaf in enumerate((one.leaf, judge.end)):
-            for share, values in enumerate(judge.shares[:, states, leaf]):
-                sums[i, share] += np.bincount(at, values, len(names))
+        for total, each in zip(sums, judge.times(one.leaf), strict=True):
+            total += np.bincount(at, each, len(names))
     return sums
 
 
@@ -647,7 +698,6 @@ def check(tries: Tries, conf: DictConfig) -> str:
         raise InputError(f"select.signals={count}: choose 1 to {len(SIGNALS)}")
     if states < 0:
         raise InputError(f"select.states={states}: give 0 for all, or how many")
-    check_numerator(conf)
     group = chosen_group(tries, conf)
     for seed in seeds_of(conf):
         rng = np.random.default_rng(seed)
@@ -669,7 +719,11 @@ def make_judges(
 
 
 def nested(judges: Sequence[Judge], count: int, group: str) -> list[list[tuple[str, ...]]]:
-    """Return what each seed chooses alone without each fold, in the order of choice."""
+    """Return what each seed chooses alone without each fold, in the order of choice.
+
+    The fold does not count when sets are compared; policies that decide in other folds are fitted
+    on it as always.
+    """
     each = [(judge, f) for judge in judges for f in range(judge.folds)]
     found = [forward([judge], count, f) for judge, f in tqdm(each, desc=f"select by {group}")]
     folds = judges[0].folds
@@ -725,7 +779,8 @@ def selection(found: Study, tries: Tries, conf: DictConfig, group: str) -> dict[
         "seeds": len(found.samples),
         "states": [len(sample.tries) for sample in found.samples],
         "rows": sum(sample.tries.rows for sample in found.samples),
-        "score": "eta_ratio: η of the induced policy over that of the better endpoint",
+        "score": "eta_ratio: η of the induced policy, replayed, over that of the better endpoint",
+        "texts_whole": all(sample.texts.whole for sample in found.samples),
         "regressor": f"ridge {RIDGE} on pairwise terms, by step, backward",
         "order": found.steps,
         "eta_ratio": found.steps[-1]["eta_ratio"],
@@ -760,7 +815,7 @@ def run(conf: DictConfig) -> None:
         stage.wrote(folder / "selection.json", ", ".join(chosen["signals"]))
         plot_selection(folder / "selection.png", chosen, related)
         stage.picture("selection", folder / "selection.png")
-        shown = ("group", "groups", "folds", "seeds", "rows", "eta_ratio")
+        shown = ("group", "groups", "folds", "seeds", "rows", "texts_whole", "eta_ratio")
         stage.metrics.update({name: chosen["cv"][name] for name in shown})
         most = max(chosen["cv"]["states"])
         stage.metrics["states"] = f"{most:,} of {len(tries):,} for each seed (select.states)"

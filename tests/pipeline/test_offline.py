@@ -16,25 +16,35 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from safetensors.torch import load_file
 
 from pipeline import report
 from pipeline.distill import check_parameters
 from pipeline.features import (
-    context_matrix,
+    contexts,
     fit_pairs,
     input_names,
-    load_trajectories,
+    load_tries,
     prompt_keys,
     scheduler_inputs,
     trajectory_folder,
-    validation_rows,
-    value_inputs,
+    validation_states,
 )
+from pipeline.hardware import COSTS, RANGES
+from pipeline.label import RATE_ROUNDS, RATE_STATES, load_labels
 from pipeline.training import column_stats
-from pipeline.value import load_value
-from tests.pipeline.synthetic import DEPTH, RULE_SIGNAL, TASKS, THRESHOLD, write_trajectories
+from pipeline.tries import prefix_bits, prefix_steps, schedules
+from pipeline.value import load_value, value_rows
+from tests.pipeline.synthetic import (
+    DEPTH,
+    RULE_SIGNAL,
+    TASKS,
+    THRESHOLD,
+    write_texts,
+    write_trajectories,
+)
+from tests.reference import offline as slow
 from treegraft_core import SIGNALS, InputError, load_scheduler
 from treegraft_core.signals import context_features
 
@@ -42,10 +52,17 @@ ROOT = Path(__file__).resolve().parents[2]
 STAGES = ("select", "value", "label", "distill", "export")
 STATES = 120
 QUICK = (
+    "select.seeds=1",
+    "select.states=96",
+    "value.hidden=[48,48]",
     "value.max_epochs=14",
     "value.batch_size=512",
+    "value.block_states=32",
+    "label.block_states=32",
     "distill.max_epochs=25",
     "distill.batch_size=256",
+    "distill.rollout_epochs=4",
+    "distill.block_states=32",
 )
 
 
@@ -93,45 +110,69 @@ def data(tmp_path_factory: pytest.TempPathFactory, pair: str) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory, pair: str) -> Path:
+    """Return a data folder in which all five stages have run on whole texts, label=paper."""
+    folder = tmp_path_factory.mktemp("whole")
+    write_texts(folder, pair, 7, 15)
+    for stage in STAGES:
+        run_stage(folder, stage, "label=paper", "select.group=prompt", "select.states=0")
+    return folder
+
+
 @pytest.fixture
 def copy(data: Path, tmp_path: Path) -> Path:
     """Return a copy of ``data`` that a test may damage."""
     return Path(shutil.copytree(data, tmp_path / "data"))
 
 
-def test_context_matrix_equals_the_core_row_by_row(data: Path) -> None:
-    rows = load_trajectories(config(data, "value"))
-    matrix = context_matrix(rows.frame, DEPTH)
-    for i in np.random.default_rng(0).choice(len(matrix), 300, replace=False):
-        r = rows.frame.iloc[i]
-        bits = [int(b) for b in r["schedule"]][: r["step"] - 1]
-        expected = context_features(
-            r["prompt_tokens"], r["target_ms"], r["mid_ms"], r["step"], bits, DEPTH
-        )
-        np.testing.assert_array_equal(matrix[i], expected)
+def test_contexts_equal_the_core_row_by_row(data: Path) -> None:
+    tries = load_tries(config(data, "value"))
+    target_ms = np.linspace(3.0, 300.0, len(tries))
+    mid_ms = np.linspace(50.0, 1.0, len(tries))
+    steps, bits = prefix_steps(DEPTH), prefix_bits(DEPTH)
+    logged, other = contexts(tries), contexts(tries, target_ms, mid_ms)
+    assert logged.shape == (STATES, 31, 6 + DEPTH)
+    for state in range(0, STATES, 7):
+        row = tries.states.iloc[state]
+        for prefix, k in enumerate(steps):
+            rest = (int(k), bits[prefix, : k - 1].tolist(), DEPTH)
+            tokens = row["prompt_tokens"]
+            expected = context_features(tokens, row["target_ms"], row["mid_ms"], *rest)
+            np.testing.assert_array_equal(logged[state, prefix], expected)
+            expected = context_features(tokens, target_ms[state], mid_ms[state], *rest)
+            np.testing.assert_array_equal(other[state, prefix], expected)
 
 
 def test_inputs_have_the_design_s_17_numbers_and_the_schedule_ahead(data: Path) -> None:
-    rows = load_trajectories(config(data, "value"))
+    tries = load_tries(config(data, "value"))
     signals = SIGNALS[:6]
-    z = scheduler_inputs(rows.frame, signals, DEPTH)
-    assert z.shape[1] == len(input_names(DEPTH, signals)) == 17
-    np.testing.assert_array_equal(z[:, 11:], rows.frame[list(signals)].to_numpy())
-    x = value_inputs(rows, signals)
-    for i in range(0, len(x), 997):
-        schedule, step = rows.frame["schedule"].iloc[i], rows.frame["step"].iloc[i]
-        ahead = [0 if j < step else 2 * int(b) - 1 for j, b in enumerate(schedule, start=1)]
-        assert x[i, 17:].tolist() == ahead
+    z = scheduler_inputs(tries, signals)
+    assert z.shape == (STATES, 31, 17) and len(input_names(DEPTH, signals)) == 17
+    np.testing.assert_array_equal(z[..., 11:], tries.signals[..., :6])
+    np.testing.assert_array_equal(scheduler_inputs(tries, SIGNALS[5:])[..., 11], z[..., 16])
+    x = value_rows(z, DEPTH).reshape(STATES, DEPTH, 32, 17 + DEPTH)
+    names = ["".join(map(str, bits)) for bits in schedules(DEPTH).tolist()]
+    prefixes = slow.prefixes(DEPTH)
+    assert names == slow.schedules(DEPTH)
+    for step in range(1, DEPTH + 1):
+        for n, schedule in enumerate(names):
+            ahead = [0 if j < step else 2 * int(b) - 1 for j, b in enumerate(schedule, start=1)]
+            assert x[3, step - 1, n, 17:].tolist() == ahead
+            before = prefixes.index(schedule[: step - 1])
+            np.testing.assert_array_equal(x[3, step - 1, n, :17], z[3, before])
 
 
 def test_validation_holds_whole_prompts() -> None:
     prompts = np.array([f"p{i % 10}" for i in range(200)], dtype=object)
-    held = validation_rows(prompts, 0.2, 3, "value.validation_share")
+    options = OmegaConf.create({"validation_share": 0.2})
+    held = validation_states(prompts, options, 3, "value")
     assert len(set(prompts[held])) == 2
     assert not set(prompts[held]) & set(prompts[~held])
-    np.testing.assert_array_equal(held, validation_rows(prompts, 0.2, 3, "k"))
-    with pytest.raises(InputError, match="1 prompt"):
-        validation_rows(prompts[:1], 0.2, 3, "value.validation_share")
+    np.testing.assert_array_equal(held, validation_states(prompts, options, 3, "k"))
+    assert (held != validation_states(prompts, options, 4, "k")).any()
+    with pytest.raises(InputError, match=r"value\.validation_share=0\.2: .* 1 prompt"):
+        validation_states(prompts[:1], options, 3, "value")
 
 
 def test_constant_columns_have_std_1() -> None:
@@ -145,59 +186,119 @@ def test_selection_keeps_the_signal_that_matters_in_table_order(data: Path, pair
     assert len(signals) == 6
     assert signals == sorted(signals, key=SIGNALS.index)
     assert selection["cv"]["order"][1]["signal"] == RULE_SIGNAL
-    assert selection["cv"]["r2"] > selection["cv"]["order"][0]["r2"] + 0.05
+    steps = selection["cv"]["order"]
+    assert selection["cv"]["eta_ratio"] > steps[0]["eta_ratio"] + 0.05
 
 
-def value_by_hand(folder: Path, x: list[float]) -> float:
-    """Return η̂ of one input from the files alone, one number at a time."""
-    t = {k: v.double().numpy() for k, v in load_file(folder / "value.safetensors").items()}
-    stats = json.loads((folder / "value.json").read_text())["stats"]
-    h = (np.array(x) - t["x_mean"]) / t["x_std"]
-    for i in (0, 2):
-        h = t[f"net.trunk.{i}.weight"] @ h + t[f"net.trunk.{i}.bias"]
-        h = h / (1.0 + np.exp(-h))
-    out = {}
-    for i, name in enumerate(("committed", "t_draft_ms", "t_verify_ms")):
-        raw = (t[f"net.heads.{name}.weight"] @ h + t[f"net.heads.{name}.bias"])[0]
-        raw = raw * t["y_std"][i] + t["y_mean"][i]
-        out[name] = min(max(raw, stats[name]["min"]), stats[name]["max"])
-    return float(1000 * out["committed"] / (out["t_draft_ms"] + out["t_verify_ms"]))
+def rows_by_state(data: Path) -> dict[str, list[dict[str, Any]]]:
+    """Return the rows of every state, as they are in the files."""
+    states: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for part in sorted((data / "trajectories").rglob("*.parquet")):
+        for row in pq.ParquetFile(part).read().to_pylist():
+            states[row["state_id"]].append(row)
+    return states
 
 
-def test_labels_equal_a_slow_obvious_computation(data: Path, pair: str) -> None:
-    parts = sorted((data / "trajectories").rglob("*.parquet"))
-    rows: list[dict[str, Any]] = pq.ParquetFile(parts[0]).read().to_pylist()
-    states = sorted({r["state_id"] for r in rows})[:2]
-    signals = json.loads((data / "value" / pair / "value.json").read_text())["selected_signals"]
-    best: dict[tuple[str, str, int, str], float] = defaultdict(lambda: -1e9)
-    for r in (r for r in rows if r["state_id"] in states):
-        bits = [int(b) for b in r["prefix"]]
-        ahead = [2.0 * int(b) - 1 for b in f"{r['action']}{r['future']}"]
-        context = context_features(
-            r["prompt_tokens"], r["target_ms"], r["mid_ms"], r["step"], bits, DEPTH
+class ByHand:
+    """Labels of the states of one pair from its files alone, one number at a time."""
+
+    def __init__(self, data: Path, pair: str):
+        folder = data / "value" / pair
+        tensors = load_file(folder / "value.safetensors")
+        self.tensors = {name: tensor.double().numpy() for name, tensor in tensors.items()}
+        header = json.loads((folder / "value.json").read_text())
+        self.stats, self.signals = header["stats"], header["selected_signals"]
+        self.states = rows_by_state(data)
+
+    def estimate(self, state: str, prefix: str) -> dict[str, tuple[float, float]]:
+        """Return the value network's tokens and ms of every schedule that begins so."""
+        found = {}
+        for r in self.states[state]:
+            if r["prefix"] == prefix:
+                bits = [int(b) for b in prefix]
+                ahead = [2.0 * int(b) - 1 for b in f"{r['action']}{r['future']}"]
+                times = r["target_ms"], r["mid_ms"]
+                context = context_features(r["prompt_tokens"], *times, r["step"], bits, DEPTH)
+                x = [*context, *(r[s] for s in self.signals), *([0.0] * len(bits)), *ahead]
+                heads = slow.value_heads(self.tensors, self.stats, x, times[1], times[0])
+                found[r["schedule"]] = heads[0], heads[1] + heads[2]
+        return found
+
+    def logged(self, state: str, _: str = "") -> dict[str, tuple[float, float]]:
+        """Return what happened."""
+        return {
+            r["schedule"]: (r["committed"], r["t_draft_ms"] + r["t_verify_ms"])
+            for r in self.states[state]
+            if r["step"] == 1
+        }
+
+    def long_run(self) -> tuple[float, float]:
+        """Return λ and T of the value network's choices."""
+        assert len(self.states) <= RATE_STATES
+        names = slow.schedules(DEPTH)
+        rounds, guesses = (
+            [[made[name] for name in names] for made in (of(state, "") for state in self.states)]
+            for of in (self.logged, self.estimate)
         )
-        x = [*context, *(r[s] for s in signals), *([0.0] * len(bits)), *ahead]
-        logged = 1000 * r["committed"] / (r["t_draft_ms"] + r["t_verify_ms"])
-        estimate = value_by_hand(data / "value" / pair, x)
-        for kind, eta in (("y", estimate), ("y_hindsight", logged)):
-            key = (r["state_id"], r["prefix"], r["action"], kind)
-            best[key] = max(best[key], eta)
-    labels = pq.read_table(data / "labels" / pair / "labels.parquet").to_pylist()
-    assert len(labels) == STATES * 31
-    mine = [r for r in labels if r["state_id"] in states]
-    assert len({(r["state_id"], r["prefix"]) for r in mine}) == len(mine) == 62
-    for r in mine:
-        for kind in ("y", "y_hindsight"):
-            s, p = r["state_id"], r["prefix"]
-            assert r[kind] == pytest.approx(best[s, p, 1, kind] - best[s, p, 0, kind], abs=1e-3)
+        return slow.best_ratio(rounds, guesses, RATE_ROUNDS)
+
+    def labels(self, state: str, worth: Any) -> dict[str, list[float]]:
+        """Return y and y_hindsight at every prefix; ``worth`` takes tokens and ms."""
+        return {
+            kind: slow.advantages(
+                DEPTH, lambda prefix, of=of: {k: worth(*v) for k, v in of(state, prefix).items()}
+            )
+            for kind, of in (("y", self.estimate), ("y_hindsight", self.logged))
+        }
 
 
-def test_the_distilled_scheduler_follows_the_planted_rule(data: Path, pair: str) -> None:
-    scheduler = load_scheduler(data / "schedulers" / pair)
+@pytest.mark.parametrize("objective", ["gain", "paper"])
+def test_labels_equal_a_slow_obvious_computation(
+    request: pytest.FixtureRequest, pair: str, objective: str
+) -> None:
+    """The default objective on sampled states, the paper's on whole texts."""
+    data = request.getfixturevalue("data" if objective == "gain" else "whole")
+    hand = ByHand(data, pair)
+    table = pq.read_table(data / "labels" / pair / "labels.parquet").to_pandas()
+    assert len(table) == len(hand.states) * 31
+    rate, round_ms = hand.long_run()
+    np.testing.assert_allclose(table["rate"], 1e3 * rate, rtol=1e-4)
+
+    def worth(tokens: float, ms: float) -> float:
+        if objective == "paper":
+            return 1e3 * tokens / ms  # tokens/s
+        return (tokens - rate * ms) / (rate * round_ms)
+
+    for state in sorted(hand.states)[::50]:
+        mine = table[table["state_id"] == state]
+        assert mine["prefix"].tolist() == slow.prefixes(DEPTH)
+        expected = hand.labels(state, worth)
+        for kind, values in expected.items():
+            assert mine[kind].tolist() == pytest.approx(values, abs=2e-3), kind
+        assert np.std(expected["y"]) > 0.02
+
+
+def test_labels_say_what_they_are(data: Path, whole: Path, pair: str) -> None:
+    kinds = [load_labels(folder / "labels" / pair)[1] for folder in (data, whole)]
+    assert [(k["objective"], k["source"], k["unit"]) for k in kinds] == [
+        ("gain", "value", "share of the long-run rate"),
+        ("rate", "value", "tokens/s"),
+    ]
+
+
+@pytest.mark.parametrize("texts", ["data", "whole"])
+def test_the_distilled_scheduler_follows_the_planted_rule(
+    request: pytest.FixtureRequest, pair: str, texts: str
+) -> None:
+    folder = request.getfixturevalue(texts)
+    scheduler = load_scheduler(folder / "schedulers" / pair)
     assert scheduler.n_parameters == 3265
-    labels = pq.read_table(data / "labels" / pair / "labels.parquet").to_pandas()
+    labels = pq.read_table(folder / "labels" / pair / "labels.parquet").to_pandas()
     calls = scheduler.margins(labels[list(scheduler.input_names)].to_numpy(np.float64)) > 0
     assert (calls == (labels[RULE_SIGNAL] > THRESHOLD)).mean() > 0.93
+    distilled = scheduler.metadata["distill"]
+    assert distilled["texts_whole"] is (texts == "whole")
+    assert distilled["speed_after_rollouts"] >= distilled["speed_before_rollouts"] > 1
 
 
 def test_what_never_varied_has_no_weight(data: Path, pair: str) -> None:
@@ -210,7 +311,7 @@ def test_what_never_varied_has_no_weight(data: Path, pair: str) -> None:
     assert constant.any() and not constant.all()
     np.testing.assert_array_equal(scheduler.margins(x), scheduler.margins(x + 7.0 * constant))
     value = load_value(data / "value" / pair)
-    first = value.module.net.trunk[0].weight.detach()
+    first = value.modules[0].net.trunk[0].weight.detach()
     assert float(first[:, : len(constant)][:, torch.from_numpy(constant)].abs().max()) == 0
 
 
@@ -244,7 +345,9 @@ OUTPUTS = (
 
 
 def test_the_same_seed_gives_the_same_files_and_another_does_not(tmp_path: Path, pair: str) -> None:
-    few = ("value.max_epochs=2", "distill.max_epochs=2")
+    """Rollouts and machines drawn from a range included."""
+    machines = ("hardware=range", "hardware.profiles=3", "select.signals=3")
+    few = ("value.max_epochs=2", "distill.max_epochs=2", "distill.rollout_epochs=2", *machines)
     folders = {"a": "seed=1", "b": "seed=1", "c": "seed=2"}
     for name, seed in folders.items():
         write_trajectories(tmp_path / name, pair, 24)
@@ -255,7 +358,9 @@ def test_the_same_seed_gives_the_same_files_and_another_does_not(tmp_path: Path,
         for name in folders
     }
     assert read["a"] == read["b"]
-    assert read["a"][1] != read["c"][1]
+    assert all(a != c for a, c in zip(read["a"][1:], read["c"][1:], strict=True))
+    kept = [json.loads((tmp_path / n / OUTPUTS[5].format(pair)).read_text()) for n in folders]
+    assert all(k["metrics"]["rollout_epochs"] == 2 for k in kept)
 
 
 @pytest.mark.parametrize(
@@ -267,6 +372,7 @@ def test_the_same_seed_gives_the_same_files_and_another_does_not(tmp_path: Path,
         ("label", "trajectories", "collect"),
         ("label", "value", "value"),
         ("distill", "labels", "label"),
+        ("distill", "trajectories", "collect"),
         ("export", "distill", "distill"),
         ("export", "labels", "label"),
         ("export", "selection", "select"),
@@ -292,6 +398,7 @@ def test_a_missing_prerequisite_is_named_and_nothing_is_written(
         ("label", "value/{}/value.safetensors"),
         ("label", "value/{}/value.json"),
         ("distill", "labels/{}/labels.parquet"),
+        ("distill", "trajectories/collect/pair={}/task=code/part-0.parquet"),
         ("export", "distill/{}/classifier.safetensors"),
         ("export", "distill/{}/classifier.json"),
         ("export", "labels/{}/labels.parquet"),
@@ -346,6 +453,14 @@ def test_incomplete_states_are_refused(copy: Path, pair: str, change: str) -> No
         ("select", "drafting.depth=4", "drafting.depth=4: .* drafting.depth=5"),
         ("value", "value.numerator=tokens", "value.numerator=tokens: choose one of committed"),
         ("value", "value.validation_share=1.0", "value.validation_share=1.0"),
+        ("value", "value.committed=mode", "value.committed=mode: choose one of"),
+        ("value", "hardware.ratio=[0,2]", r"hardware.ratio=\[0.0, 2.0\]: .* both above 0"),
+        ("label", "label.objective=speed", "label.objective=speed: choose one of rate, gain"),
+        ("label", "label.source=dreams", "label.source=dreams: choose one of value, logged"),
+        ("label", "value.numerator=tokens", "value.numerator=tokens"),
+        ("label", "drafting.depth=4", "drafting.depth=4: .* drafting.depth=5"),
+        ("distill", "distill.loss=hinge", "distill.loss=hinge: choose one of regression, sign"),
+        ("distill", "distill.weight=big", "distill.weight=big: choose one of none, size"),
         ("distill", "distill.validation_share=0", "distill.validation_share=0"),
     ],
 )
@@ -365,7 +480,7 @@ def test_grouping_by_prompt_and_fewer_signals(copy: Path, pair: str) -> None:
 
 
 def test_the_paper_s_numerator_counts_accepted_tokens(copy: Path, pair: str) -> None:
-    run_stage(copy, "label", "value.numerator=accepted")
+    run_stage(copy, "label", "value.numerator=accepted", "label=paper")
     labels = pq.read_table(copy / "labels" / pair / "labels.parquet").to_pandas()
     low = labels[RULE_SIGNAL] < THRESHOLD - 0.2
     assert np.abs(labels.loc[low, "y_hindsight"]).max() == 0.0
@@ -379,12 +494,19 @@ def test_the_paper_s_shape_has_3265_parameters() -> None:
 
 
 def test_no_dead_config_keys() -> None:
-    used: set[str] = set()
-    for name in (*STAGES, "features", "training"):
+    """Keys read as attributes, or by name in brackets."""
+    used: set[str] = {*RANGES, *COSTS}  # draw_costs goes through these
+    more = ("features", "training", "hardware", "fitting", "leaving", "ablate")
+    for name in (*STAGES, *more):
         tree = ast.parse((ROOT / "pipeline" / f"{name}.py").read_text(encoding="utf-8"))
-        used |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Attribute):
+                used.add(node.attr)
+            elif isinstance(node, ast.Subscript) and isinstance(node.slice, ast.Constant):
+                used.add(str(node.slice.value))
     conf = config(Path("unused"), "select")
-    for group in ("value", "distill", "select"):
+    groups = ("value", "distill", "select", "label", "hardware", "trainer", "leave_out", "ablate")
+    for group in groups:
         assert set(conf[group]) <= used, f"{group}: {set(conf[group]) - used}"
 
 
@@ -399,7 +521,7 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for seed, name in enumerate(PAIRS):
         write_trajectories(folder, name, 48, seed)
     for stage in STAGES:
-        run_stage(folder, stage, *BOTH, "select.group=pair", "select.folds=2")
+        run_stage(folder, stage, *BOTH, "select.group=pair", "select.folds=2", "label=paper")
     return folder
 
 
@@ -433,11 +555,12 @@ def test_a_state_in_two_pairs_is_two_states(both: Path) -> None:
 
 
 def test_a_prompt_is_on_one_side_of_a_split_in_both_pairs(both: Path) -> None:
-    rows = load_trajectories(config(both, "value", *BOTH))
-    held = validation_rows(prompt_keys(rows.frame), 0.3, 0, "value.validation_share")
-    sides = rows.frame.assign(held=held).groupby(["task", "prompt_id"])["held"]
+    tries = load_tries(config(both, "value", *BOTH))
+    options = OmegaConf.create({"validation_share": 0.3})
+    held = validation_states(prompt_keys(tries), options, 0, "value")
+    sides = tries.states.assign(held=held).groupby(["task", "prompt_id"])["held"]
     assert (sides.nunique() == 1).all()
-    assert rows.frame["pair"].nunique() == 2 and 0 < held.mean() < 1
+    assert tries.states["pair"].nunique() == 2 and 0 < held.mean() < 1
 
 
 def test_the_order_of_pairs_changes_nothing() -> None:

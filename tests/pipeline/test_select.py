@@ -1,8 +1,12 @@
-"""stage=select on trajectories with a planted rule, against a slow, obvious twin."""
+"""stage=select on trajectories with a planted rule, against a slow, obvious twin.
+
+Sampled states and whole texts both: the first weigh by what a round covers, the second are walked.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -25,20 +29,22 @@ from pipeline.select import (
     comparison,
     correlation,
     draw_sample,
-    eta_ratio,
     figures,
     fold_numbers,
     forward,
     importance,
     nested,
     run,
+    scored,
     some_states,
+    turn_settings,
 )
 from pipeline.tries import Tries, prefix_steps
-from tests.pipeline.synthetic import DEPTH, RULE_SIGNAL, TASKS, write_trajectories
+from tests.pipeline.synthetic import DEPTH, RULE_SIGNAL, TASKS, write_texts, write_trajectories
 from treegraft_core import PAPER_SIGNALS, SIGNALS, InputError
 
-QUICK = ("select.seeds=2", "select.states=96", "hardware.profiles=3")
+QUICK = ("select.seeds=2", "select.states=96", "hardware=range", "hardware.profiles=3")
+Worth = tuple[list[list[float]], list[float]]
 
 
 def config(data: Path, *overrides: str) -> DictConfig:
@@ -54,8 +60,15 @@ def no_git(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("select")
+    folder = tmp_path_factory.mktemp("sampled")
     write_trajectories(folder, "smollm2-135m", 120)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("whole")
+    write_texts(folder, "smollm2-135m", 18, 8)
     return folder
 
 
@@ -77,6 +90,20 @@ def sample(tries: Tries, conf: DictConfig) -> Sample:
 @pytest.fixture(scope="module")
 def judge(sample: Sample) -> Judge:
     return Judge(sample, fold_numbers(sample.tries, "prompt", 4, 1))
+
+
+@pytest.fixture(scope="module")
+def walked(whole: Path) -> Judge:
+    conf = config(whole)
+    sample = draw_sample(load_tries(conf), conf, 1)
+    return Judge(sample, fold_numbers(sample.tries, "prompt", 4, 1))
+
+
+@pytest.fixture(params=["judge", "walked"])
+def either(request: pytest.FixtureRequest) -> Judge:
+    found: Judge = request.getfixturevalue(request.param)
+    assert found.sample.texts.whole == (request.param == "walked")
+    return found
 
 
 def read(data: Path) -> dict[str, Any]:
@@ -102,17 +129,81 @@ def design(sample: Sample, k: int, signals: tuple[str, ...]) -> np.ndarray:
     return np.stack(terms, axis=1).reshape(*z.shape[:2], -1)
 
 
-def gains_without(sample: Sample, train: np.ndarray) -> np.ndarray:
-    """Return (tokens − λt) / N of every state and schedule; λ of the states to fit on."""
-    gains = np.zeros_like(sample.tokens)
-    for state, number in enumerate(sample.number):
-        every = outcomes(sample.tries, sample.drawn[number].profile)
-        tokens, ms = every.tokens("committed"), every.ms
-        rates = tokens[train].sum(0) / ms[train].sum(0)
-        best = int(rates.argmax())
-        gain = sample.tokens[state] - rates[best] * sample.ms[state]
-        gains[state] = gain / tokens[:, best].mean()
-    return gains
+def turns(sample: Sample) -> list[list[int]]:
+    """Return the states of each turn, in order."""
+    found: dict[tuple[Any, ...], list[int]] = {}
+    for state, row in enumerate(sample.tries.states.itertuples()):
+        found.setdefault((row.pair, row.task, row.prompt_id, row.turn), []).append(state)
+    return list(found.values())
+
+
+def decode(
+    sample: Sample, turn: list[int], leaf: Sequence[int]
+) -> Iterator[tuple[int, int, float]]:
+    """Yield state, committed tokens and number of every round."""
+    if not sample.texts.whole:
+        for state in turn:
+            tokens = int(sample.tries.accepted[state, leaf[state]]) + 1
+            yield state, tokens, 1 / tokens
+        return
+    at = 0
+    while at < len(turn):
+        tokens = min(int(sample.tries.accepted[turn[at], leaf[turn[at]]]) + 1, len(turn) - at)
+        yield turn[at], tokens, 1.0
+        at += tokens
+
+
+def fixed(sample: Sample, among: list[list[int]]) -> list[list[list[float]]]:
+    """Return rounds, tokens and t of every schedule on every machine."""
+    found = []
+    for setting in sample.drawn:
+        ms, sums = outcomes(sample.tries, setting.profile).ms, []
+        for at in range(1 << DEPTH):
+            total = [0.0, 0.0, 0.0]
+            for turn in among:
+                for state, tokens, rounds in decode(sample, turn, [at] * len(ms)):
+                    total[0] += rounds
+                    total[1] += rounds * tokens
+                    total[2] += rounds * ms[state, at]
+            sums.append(total)
+        found.append(sums)
+    return found
+
+
+def slow_worth(sample: Sample, train: np.ndarray) -> Worth:
+    """Return gain and weight of every state if the best schedule of other folds goes on."""
+    sums = fixed(sample, [turn for turn in turns(sample) if train[turn[0]]])
+    best = [max(range(1 << DEPTH), key=lambda at: of[at][1] / of[at][2]) for of in sums]
+    count = len(sample.tries)
+    leaf = [best[n] for n in sample.number]
+    spent = sample.found.ms + DEPTH * sample.found.decision_ms[:, None]
+    gain, weight = [[0.0] * (1 << DEPTH) for _ in range(count)], [0.0] * count
+    for turn in turns(sample):
+        to_end = [0.0] * (len(turn) + 1)
+        for at in reversed(range(len(turn))):
+            tokens = min(int(sample.tries.accepted[turn[at], leaf[turn[at]]]) + 1, len(turn) - at)
+            to_end[at] = spent[turn[at], leaf[turn[at]]] + to_end[at + tokens]
+        for at, state in enumerate(turn):
+            rounds, tokens, ms = sums[sample.number[state]][leaf[state]]
+            for each in range(1 << DEPTH):
+                step, left = int(sample.tries.accepted[state, each]) + 1, len(turn) - at
+                if sample.texts.whole:
+                    later = to_end[at + min(step, left)] - to_end[at]
+                    left_over = -tokens / ms * (spent[state, each] + later)
+                else:
+                    left_over = step - tokens / ms * spent[state, each]
+                gain[state][each] = left_over / (tokens / rounds)
+        if sample.texts.whole:
+            starts = min(8, len(turn))
+            for state in turn:
+                weight[state] = 0.05
+            for start in range(starts):
+                for state, _, _ in decode(sample, turn[start:], leaf):
+                    weight[state] += 1 / starts
+        else:
+            for state, _, rounds in decode(sample, turn, leaf):
+                weight[state] = rounds
+    return gain, [each * count / sum(weight) for each in weight]
 
 
 def slow_leaves(judge: Judge, signals: tuple[str, ...]) -> list[int]:
@@ -122,24 +213,26 @@ def slow_leaves(judge: Judge, signals: tuple[str, ...]) -> list[int]:
     leaves = [0] * len(fold)
     for f in range(judge.folds):
         train = fold != f
-        gains = gains_without(sample, train)
+        gains, weight = slow_worth(sample, train)
         value = {
-            (s, bits): gains[s, int("".join(map(str, bits)), 2)]
+            (s, bits): gains[s][int("".join(map(str, bits)), 2)]
             for s in range(len(fold))
             for bits in product((0, 1), repeat=DEPTH)
         }
         call: dict[tuple[int, tuple[int, ...]], bool] = {}
         for k in range(DEPTH, 0, -1):
             prefixes = list(product((0, 1), repeat=k - 1))
-            rows, y = [], []
+            rows, y, weights = [], [], []
             for s in np.flatnonzero(train):
                 for i, bits in enumerate(prefixes):
                     rows.append(designs[k][s, i])
                     y.append(value[s, (*bits, 1)] - value[s, (*bits, 0)])
+                    weights.append(weight[s])
             x = np.array(rows)
-            penalty = RIDGE * len(x) * np.eye(x.shape[1])
+            penalty = RIDGE * sum(weights) * np.eye(x.shape[1])
             penalty[0, 0] = 0
-            w = np.linalg.solve(x.T @ x + penalty, x.T @ np.array(y))
+            weighted = x.T * np.array(weights)
+            w = np.linalg.solve(weighted @ x + penalty, weighted @ np.array(y))
             for s in range(len(fold)):
                 for i, bits in enumerate(prefixes):
                     call[s, bits] = bool(designs[k][s, i] @ w > 0)
@@ -153,24 +246,46 @@ def slow_leaves(judge: Judge, signals: tuple[str, ...]) -> list[int]:
 
 
 @pytest.mark.parametrize("signals", [(), (RULE_SIGNAL,), PAPER_SIGNALS])
-def test_the_induced_policy_equals_the_slow_twin(judge: Judge, signals: tuple[str, ...]) -> None:
-    assert judge.judge(signals).leaf.tolist() == slow_leaves(judge, signals)
+def test_the_induced_policy_equals_the_slow_twin(either: Judge, signals: tuple[str, ...]) -> None:
+    assert either.judge(signals).leaf.tolist() == slow_leaves(either, signals)
 
 
-def test_the_score_is_what_it_says(judge: Judge) -> None:
-    sample, leaf = judge.sample, judge.judge(PAPER_SIGNALS).leaf
-    policy, end = [], []
-    for s, number in enumerate(sample.number):
-        every = outcomes(sample.tries, sample.drawn[number].profile)
-        tokens, ms = every.tokens("committed"), every.ms
-        best = max((0, 31), key=lambda at: tokens[:, at].sum() / ms[:, at].sum())
-        unit = tokens[:, best].mean(), ms[:, best].mean()
-        for sums, at in ((policy, leaf[s]), (end, best)):
-            sums.append((sample.tokens[s, at] / unit[0], sample.ms[s, at] / unit[1]))
-    (tokens, ms), (end_tokens, end_ms) = np.sum(policy, axis=0), np.sum(end, axis=0)
-    expected = (tokens / ms) / (end_tokens / end_ms)
-    assert eta_ratio(judge.sums(leaf)) == pytest.approx(expected)
-    assert eta_ratio(judge.sums(judge.end)) == pytest.approx(1.0)
+def slow_score(sample: Sample, leaf: Sequence[int], among: list[list[int]]) -> float:
+    """Return the time of the better endpoint over that of ``leaf``, at the endpoint's rates."""
+    ends = []
+    for sums in fixed(sample, turns(sample)):
+        ends.append(max((tokens / ms, at) for at in (0, 31) for _, tokens, ms in [sums[at]]))
+    due = spent = 0.0
+    for turn in among:
+        for state, _, rounds in decode(sample, turn, [ends[n][1] for n in sample.number]):
+            rate, at = ends[sample.number[state]]
+            due += rounds * rate * sample.found.ms[state, at]
+        for state, _, rounds in decode(sample, turn, leaf):
+            ms = sample.found.ms[state, leaf[state]] + DEPTH * sample.found.decision_ms[state]
+            spent += rounds * ends[sample.number[state]][0] * ms
+    return due / spent
+
+
+def test_the_score_is_that_of_a_plain_walk(either: Judge) -> None:
+    sample, leaf = either.sample, either.judge(PAPER_SIGNALS).leaf
+    every = turns(sample)
+    some = [turn for turn in every if either.fold[turn[0]] != 2]
+    for among, without in ((every, None), (some, 2)):
+        expected = slow_score(sample, leaf.tolist(), among)
+        assert scored([either], [leaf], without) == pytest.approx(expected)
+
+
+def test_endpoints_are_not_charged_for_decisions(either: Judge) -> None:
+    due, spent = either.times(either.end)
+    assert (spent >= due).all() and spent.sum() > due.sum()
+
+
+def test_a_turn_that_is_whole_is_on_one_machine(either: Judge) -> None:
+    sample = either.sample
+    number = turn_settings(sample.tries, sample.texts, sample.drawn, 0.3, np.random.default_rng(0))
+    assert set(number) == set(range(len(sample.drawn)))
+    each = [len(set(part)) for part in np.split(number, sample.texts.first[1:])]
+    assert max(each) == 1 if sample.texts.whole else max(each) > 1
 
 
 def test_label_error_counts_wrong_signs_by_what_they_cost(judge: Judge) -> None:
@@ -181,24 +296,29 @@ def test_label_error_counts_wrong_signs_by_what_they_cost(judge: Judge) -> None:
     assert 0 <= error < 0.6 * min(never, 1 - never)
 
 
-def test_r2_is_that_of_rows_left_out(judge: Judge) -> None:
-    sample, fold = judge.sample, judge.fold
+def test_r2_is_that_of_rows_left_out(either: Judge) -> None:
+    """Each fold's rows weigh as the policy that decides there has them weigh."""
+    sample, fold = either.sample, either.fold
+    weights = np.array([slow_worth(sample, fold != f)[1] for f in range(either.folds)])
+    own = weights[fold, np.arange(len(fold))]
     squared, total = np.zeros(2), np.zeros(2)
     for k in range(1, DEPTH + 1):
-        x = design(sample, k, (RULE_SIGNAL,))
-        shape = (len(fold), 1 << (k - 1), 2, 1 << (DEPTH - k))
-        for i, outcome in enumerate((sample.tokens, sample.ms / sample.target_ms[:, None])):
+        x, prefixes = design(sample, k, (RULE_SIGNAL,)), 1 << (k - 1)
+        shape = (len(fold), prefixes, 2, 1 << (DEPTH - k))
+        tokens, time = sample.found.tokens("committed"), sample.found.ms
+        for i, outcome in enumerate((tokens, time / sample.found.target_ms[:, None])):
             y = outcome.reshape(shape).mean(3)
-            y = y - y.mean((0, 1))
-            total[i] += (y**2).sum()
-            for f in range(judge.folds):
+            y = y - np.average(y.reshape(-1, 2), 0, np.repeat(own, prefixes))
+            total[i] += (own[:, None, None] * y**2).sum()
+            for f in range(either.folds):
                 train, held = x[fold != f].reshape(-1, x.shape[2]), x[fold == f]
-                penalty = RIDGE * len(train) * np.eye(x.shape[2])
+                weight = np.repeat(weights[f, fold != f], prefixes)
+                penalty = RIDGE * weight.sum() * np.eye(x.shape[2])
                 penalty[0, 0] = 0
-                given = train.T @ y[fold != f].reshape(-1, 2)
-                w = np.linalg.solve(train.T @ train + penalty, given)
-                squared[i] += ((y[fold == f] - held @ w) ** 2).sum()
-    found = figures([judge], [judge.judge((RULE_SIGNAL,))])
+                given = train.T * weight @ y[fold != f].reshape(-1, 2)
+                w = np.linalg.solve(train.T * weight @ train + penalty, given)
+                squared[i] += (own[fold == f, None, None] * (y[fold == f] - held @ w) ** 2).sum()
+    found = figures([either], [either.judge((RULE_SIGNAL,))])
     expected = 1 - squared / total
     assert [found["r2_tokens"], found["r2_time"]] == pytest.approx(expected.tolist(), abs=1e-4)
 
@@ -232,12 +352,12 @@ def test_a_set_chosen_without_a_fold_is_judged_on_it(judge: Judge) -> None:
         assert spliced.wrong[f] == judge.judge(signals).wrong[f]
 
 
-def test_what_is_chosen_without_a_fold_does_not_depend_on_it(sample: Sample, judge: Judge) -> None:
-    """The fold's share of the score does not count, whatever it is."""
-    other = Judge(sample, judge.fold)
-    other.shares = judge.shares * np.where(judge.fold == 2, 7.0, 1.0)[None, :, None]
-    other.shares[0, judge.fold == 2] *= np.linspace(1, 9, 32)
-    assert forward([other], 3, without=2) == forward([judge], 3, without=2)
+def test_what_is_chosen_without_a_fold_does_not_depend_on_its_score(either: Judge) -> None:
+    other = Judge(either.sample, either.fold)
+    held = either.fold == 2
+    other.due = either.due * np.where(held, 7.0, 1.0)
+    other.rate = either.rate * np.where(held, np.linspace(1, 9, len(held)), 1.0)
+    assert forward([other], 3, without=2) == forward([either], 3, without=2)
 
 
 def test_comparison_of_a_set_with_itself_is_even(judge: Judge) -> None:
@@ -300,6 +420,12 @@ def test_what_the_stage_writes(data: Path) -> None:
     assert (data / "selection" / "smollm2-135m" / "selection.png").stat().st_size > 10_000
 
 
+def test_whole_texts_are_chosen_on_by_walking_them(whole: Path) -> None:
+    run(config(whole, "select.signals=1", "select.group=prompt", "select.seeds=1"))
+    cv = read(whole)["cv"]
+    assert cv["texts_whole"] and cv["eta_ratio"] > cv["order"][0]["eta_ratio"]
+
+
 def test_choosing_by_pair_and_by_prompt(tmp_path: Path) -> None:
     for seed, name in enumerate(("one", "two")):
         write_trajectories(tmp_path, name, 48, seed)
@@ -323,7 +449,6 @@ def test_choosing_by_pair_and_by_prompt(tmp_path: Path) -> None:
         ("select.states=-1", "select.states=-1: give 0"),
         ("select.seeds=0", "select.seeds=0: give 1 or more"),
         ("select.signals=0", "select.signals=0: choose 1 to 10"),
-        ("value.numerator=tokens", "value.numerator=tokens"),
     ],
 )
 def test_bad_choices_name_their_key(data: Path, tries: Tries, override: str, message: str) -> None:
