@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 from sklearn.metrics import r2_score
 from torch import Tensor, nn
 
-from pipeline.episodes import worth
+from pipeline.episodes import rounds_at, turn_settings, worth
 from pipeline.features import (
     check_fitted,
     input_names,
@@ -31,7 +31,7 @@ from pipeline.features import (
     scheduler_inputs,
     validation_states,
 )
-from pipeline.hardware import Outcomes, Setting, assign, outcomes_in, settings
+from pipeline.hardware import Outcomes, Setting, outcomes_in, settings
 from pipeline.inputs import damaged, read_json, read_tensors
 from pipeline.label import load_labels
 from pipeline.replay import follow, texts_of
@@ -204,11 +204,7 @@ class Rollouts:
 
     def settings(self, rng: np.random.Generator) -> IntArray:
         """Return a setting for each state, one for all states of a turn that is whole."""
-        if not self.texts.whole:
-            return assign(self.tries, self.drawn, self.logged_share, rng)
-        turns = self.tries.take(self.texts.first)
-        each = assign(turns, self.drawn, self.logged_share, rng)
-        return np.repeat(each, self.texts.length)
+        return turn_settings(self.tries, self.texts, self.drawn, self.logged_share, rng)
 
     def start(self, rng: np.random.Generator) -> None:
         """Draw settings for an epoch, and label every state by what the classifier does now."""
@@ -233,10 +229,10 @@ class Rollouts:
         state, depth = np.arange(len(leaf)), self.tries.depth
         steps = np.minimum(self.found.accepted[state, leaf] + 1, self.texts.left)
         spent = self.found.ms[state, leaf] + depth * self.found.decision_ms
-        seen = self.texts.visited(steps)
+        seen = rounds_at(self.texts, steps)
         sums = [
-            np.bincount(number[seen], values, len(self.drawn))
-            for values in (np.ones(seen.sum()), steps[seen], spent[seen])
+            np.bincount(number, seen * values, len(self.drawn))
+            for values in (np.ones(len(leaf)), steps, spent)
         ]
         known = sums[0] >= FEWEST_ROUNDS
         rounds, tokens, ms = (values[known] for values in sums)
@@ -309,12 +305,10 @@ class Trials:
             leaf = follow(wanted, mine.tries.depth)
             state = np.arange(len(leaf))
             steps = np.minimum(found.accepted[state, leaf] + 1, mine.texts.left)
-            seen = mine.texts.visited(steps)
+            seen = rounds_at(mine.texts, steps)
             ms = found.ms[state, leaf] + mine.tries.depth * found.decision_ms
-            scale = self.first[number]
-            share = np.ones(len(leaf)) if mine.texts.whole else 1.0 / steps
-            spent += float((scale * ms * share)[seen].sum())
-            due += float((steps * share)[seen].sum())
+            spent += float((seen * self.first[number] * ms).sum())
+            due += float((seen * steps).sum())
         return spent / due
 
 

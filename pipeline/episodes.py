@@ -8,12 +8,14 @@ overrates tokens in stretches that decode fast anyway. Where states were sampled
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from pipeline.hardware import Outcomes
+from pipeline.hardware import Outcomes, Setting, assign
 from pipeline.replay import Texts
+from pipeline.tries import Tries
 from treegraft_core.tree import FloatArray, IntArray
 
 FIRST_OFFSETS = 8
@@ -108,3 +110,25 @@ def worth(
         gain = steps - rate[:, None] * spent
         weight = 1.0 / steps[state, leaf]  # a round stands for the positions that it covers
     return Worth(gain / tokens[:, None], weight / weight.mean())
+
+
+def turn_settings(
+    tries: Tries,
+    texts: Texts,
+    drawn: Sequence[Setting],
+    logged_share: float,
+    rng: np.random.Generator,
+) -> IntArray:
+    """Return a setting for each state, ``[S]``: one for all states of a turn that is whole."""
+    if not texts.whole:
+        return assign(tries, drawn, logged_share, rng)
+    each = assign(tries.take(texts.first), drawn, logged_share, rng)
+    return np.repeat(each, texts.length)
+
+
+def rounds_at(texts: Texts, steps: IntArray) -> FloatArray:
+    """Return how many rounds start at each state, ``[S]``, if they commit ``steps`` (``[S]``).
+
+    Where states were sampled, a round stands for the positions that it covers.
+    """
+    return texts.visited(steps).astype(np.float64) if texts.whole else 1.0 / steps

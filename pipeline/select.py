@@ -25,7 +25,7 @@ from omegaconf import DictConfig
 from sklearn.model_selection import GroupKFold
 from tqdm import tqdm
 
-from pipeline.episodes import Worth, worth
+from pipeline.episodes import Worth, rounds_at, turn_settings, worth
 from pipeline.features import (
     GROUPS,
     advantage,
@@ -36,7 +36,7 @@ from pipeline.features import (
     scheduler_inputs,
     table_order,
 )
-from pipeline.hardware import Outcomes, Setting, assign, outcomes, outcomes_in, settings
+from pipeline.hardware import Outcomes, Setting, outcomes, outcomes_in, settings
 from pipeline.plots import plot_selection
 from pipeline.replay import Texts, texts_of
 from pipeline.report import stage_run
@@ -111,28 +111,6 @@ def some_states(prompts: NDArray[np.object_], most: int, rng: np.random.Generato
     order = rng.permutation(len(names))
     count = len(names) if most == 0 else max(1, int((sizes[order].cumsum() <= most).sum()))
     return np.flatnonzero(np.isin(index, order[:count]))
-
-
-def turn_settings(
-    tries: Tries,
-    texts: Texts,
-    drawn: Sequence[Setting],
-    logged_share: float,
-    rng: np.random.Generator,
-) -> IntArray:
-    """Return a setting for each state, ``[S]``: one for all states of a turn that is whole."""
-    if not texts.whole:
-        return assign(tries, drawn, logged_share, rng)
-    each = assign(tries.take(texts.first), drawn, logged_share, rng)
-    return np.repeat(each, texts.length)
-
-
-def rounds_at(texts: Texts, steps: IntArray) -> FloatArray:
-    """Return how many rounds start at each state, ``[S]``, if they commit ``steps`` (``[S]``).
-
-    Where states were sampled, a round stands for the positions that it covers.
-    """
-    return texts.visited(steps).astype(np.float64) if texts.whole else 1.0 / steps
 
 
 def fixed_totals(tries: Tries, texts: Texts, drawn: Sequence[Setting]) -> list[FloatArray]:

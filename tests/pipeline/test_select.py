@@ -17,6 +17,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
 from pipeline import report
+from pipeline.episodes import turn_settings
 from pipeline.features import load_tries, prompt_keys
 from pipeline.hardware import outcomes
 from pipeline.run import CONF
@@ -37,7 +38,6 @@ from pipeline.select import (
     run,
     scored,
     some_states,
-    turn_settings,
 )
 from pipeline.tries import Tries, prefix_steps
 from tests.pipeline.synthetic import DEPTH, RULE_SIGNAL, TASKS, write_texts, write_trajectories
