@@ -7,7 +7,8 @@ PY := $(VENV)/bin/python
 RUN := $(PY) -m pipeline.run
 READY := $(VENV)/.ready
 
-.PHONY: setup profile collect distill evaluate replay report check drafter generalise test bench lint clean
+.PHONY: setup profile collect distill evaluate held-out replay leave-out ablation report check \
+  drafter generalise test bench lint clean
 .NOTPARALLEL:
 
 setup: $(READY)
@@ -37,10 +38,22 @@ distill: $(READY)
 evaluate: $(READY)
 	$(RUN) stage=evaluate $(ARGS)
 
-# Any policies over trajectories on disk; by default over every state of held-out prompts, which
-# `$(RUN) stage=collect collect.split=evaluate collect.states_per_turn=0` logs first.
+# Every state of held-out prompts, for replay, leave-out and ablation; nothing is fitted on them.
+held-out: $(READY)
+	$(RUN) stage=collect collect.split=evaluate collect.states_per_turn=0 collect.replay_rounds=0 $(ARGS)
+
+# Any policies over trajectories on disk.
 replay: $(READY)
 	$(RUN) stage=replay $(ARGS)
+
+# What a scheduler is worth on tasks, pairs and machines that it was not fitted on.
+leave-out: $(READY)
+	$(RUN) stage=leave_out $(ARGS)
+
+# Ways to label and to distil, on held-out prompts: one table.
+ablation: $(READY)
+	$(RUN) stage=ablate experiment=ablation $(ARGS)
+	$(RUN) stage=ablate experiment=ablation_rollouts $(ARGS)
 
 report: $(READY)
 	$(RUN) stage=report $(ARGS)

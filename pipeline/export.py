@@ -78,7 +78,7 @@ def count_tensors(path: Path) -> int:
 
 
 def compare(folder: Path, x: FloatArray, margin: FloatArray) -> list[dict[str, Any]]:
-    """Compare the files in ``folder`` with the torch model's margins, tokens/s.
+    """Compare the files in ``folder`` with the torch model's margins.
 
     Parameters
     ----------
@@ -124,7 +124,7 @@ def write_checked(
         table = compare(draft, x, margin)
         worst = max(row["max_difference"] for row in table)
         if not worst < TOLERANCE:
-            raise RuntimeError(f"an exported margin is {worst} tokens/s off, above {TOLERANCE}")
+            raise RuntimeError(f"an exported margin is {worst} off, above {TOLERANCE}")
         for file in FILES:
             os.replace(draft / file, folder / file)
     return table
@@ -176,7 +176,7 @@ def run(conf: DictConfig) -> None:
         x = labels[list(input_names(depth, signals))].to_numpy(np.float64)[np.sort(picked)]
         margin = classifier.module.double().predict(x)[:, 0]
         table = write_checked(artifact, folder, x, margin)
-        stage.show("Margins of the exported files against the torch model, tokens/s", table)
+        stage.show("Margins of the exported files against the torch model", table)
         for file in FILES:
             stage.wrote(folder / file)
         stage.metrics["parameters"] = table[0]["parameters"]

@@ -41,7 +41,8 @@ LITERAL_NAME = "SCHEDULER_ARTIFACTS"
 class SchedulerArtifact:
     """The classifier g_ψ: 17 → 64 → 32 → 1 with ReLU at D = 5 and six signals.
 
-    margin = y_std · net((x − x_mean) / max(x_std, 1e-12)) + y_mean, tokens/s.
+    margin = y_std · net((x − x_mean) / max(x_std, 1e-12)) + y_mean, in the unit of
+    what it was distilled from (``metadata["margin_unit"]``; the paper's is tokens/s).
 
     Attributes
     ----------
@@ -54,7 +55,7 @@ class SchedulerArtifact:
     x_mean, x_std : float64 array
         Input standardisation.
     y_mean, y_std : float
-        Output standardisation, tokens/s.
+        Output standardisation, in the unit of the margin.
     metadata : dict
         Provenance; strings, numbers, lists and dicts only.
     """
@@ -109,7 +110,7 @@ class SchedulerArtifact:
         return sum(w.size for w in self.weights) + sum(b.size for b in self.biases)
 
     def margins(self, x: FloatArray) -> FloatArray:
-        """Return the margins of inputs ``[n, inputs]`` in tokens/s, shape ``[n]``."""
+        """Return the margins of inputs ``[n, inputs]``, shape ``[n]``."""
         h = (x - self.x_mean) / np.maximum(self.x_std, 1e-12)
         for weight, bias in zip(self.weights[:-1], self.biases[:-1], strict=True):
             h = np.maximum(h @ weight.T + bias, 0.0)
@@ -117,7 +118,7 @@ class SchedulerArtifact:
         return self.y_std * out + self.y_mean
 
     def margin(self, x: FloatArray) -> float:
-        """Return the margin of one input ``[inputs]``, tokens/s."""
+        """Return the margin of one input ``[inputs]``."""
         return float(self.margins(x[None])[0])
 
     def save(self, folder: Path | str) -> None:

@@ -145,7 +145,7 @@ class DistilledScheduler:
         )
 
     def margin(self, state: StepState) -> float:
-        """Return the margin of calling the mid drafter now, tokens/s."""
+        """Return the margin of calling the mid drafter now."""
         if state.depth != self.artifact.depth:
             raise InputError(
                 f"drafting.depth={state.depth}: the scheduler was trained for depth "

@@ -199,7 +199,6 @@ def test_rollouts_find_the_planted_rule_from_a_bad_start(
     some = tries.take(held)
     rule = follow(some.signals[..., SIGNALS.index(RULE_SIGNAL)] > THRESHOLD, DEPTH)
     best = replay(texts_of(some), outcomes(some), rule).rate("committed")
-    print("RATES", before, after, best)
     assert after > 0.9 * best
     weight = linear_layers(module)[0].weight.detach().numpy()
     assert not weight[:, ignored].any() and weight[:, ~ignored].any(0).all()
@@ -342,7 +341,9 @@ def test_label_noise_is_on_the_labels_to_fit_alone(tmp_path: Path) -> None:
     frame, fast = rule_frame(np.random.default_rng(0), 800), "distill.learning_rate=0.01"
     clean, _, noisy = (
         fit_labels(frame, NAMES, conf, a_stage(conf, tmp_path))
-        for conf in (conf_of(tmp_path, fast, f"distill.label_noise={noise}") for noise in (0.0, 0.0, 5.0))
+        for conf in (
+            conf_of(tmp_path, fast, f"distill.label_noise={noise}") for noise in (0.0, 0.0, 5.0)
+        )
     )
     again = _
     for ours, theirs in zip(clean[0].parameters(), again[0].parameters(), strict=True):

@@ -17,6 +17,7 @@ from pipeline.hardware import (
     Outcomes,
     Setting,
     assign,
+    at_budget,
     draw_costs,
     linear_profile,
     mean_mid_ms,
@@ -105,6 +106,22 @@ def test_outcomes_are_what_the_profile_says_of_the_counts(drawn: Any) -> None:
     assert ours.accepted.tolist() == (tries.within(7)[0] if smaller else tries.accepted).tolist()
     assert set(ours.decision_ms) == {machine.signals_ms + machine.scheduler_ms}
     assert (set(ours.target_ms), set(ours.mid_ms)) == ({machine.target_ms}, {machine.mid_ms})
+
+
+@pytest.mark.parametrize("budget", [1, 7, 30])
+def test_states_under_a_smaller_budget_are_as_if_logged_so(budget: int) -> None:
+    rng = np.random.default_rng(budget)
+    tries, machine = random_tries(rng, 3, [4, 5]), random_profile(rng, "needed")
+    smaller = at_budget(tries, machine, budget)
+    ours, theirs = outcomes(smaller), outcomes(tries, machine, budget)
+    for field in fields(Outcomes):
+        if field.name != "decision_ms":
+            np.testing.assert_array_equal(getattr(ours, field.name), getattr(theirs, field.name))
+    assert (smaller.kept <= budget).all()
+    for less in (1, 5, 40):
+        first, second = (each.within(min(less, budget)) for each in (smaller, tries))
+        assert first[0].tolist() == second[0].tolist() and first[1].tolist() == second[1].tolist()
+    assert (tries.accepted >= smaller.accepted).all()
 
 
 @pytest.mark.parametrize("evaluation", ["needed", "all"])

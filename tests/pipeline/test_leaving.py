@@ -258,8 +258,11 @@ def test_bad_choices_are_named_before_anything_is_fitted(
 
 
 def test_a_sweep_from_the_command_line(ablations: Path) -> None:
-    """experiment=ablation with fewer values: one file a job, and a table of all."""
-    few = "{label: 'hindsight,hindsight_rate', seed: '0,1'}"
+    """experiment=ablation with fewer values of every axis: one file a job, a table of all."""
+    few = (
+        "{label: 'hindsight,hindsight_rate', seed: '0,1', distill.loss: regression, "
+        "hardware: logged, ablate.signals: chosen}"
+    )
     given = [o for o in HERE if not o.startswith("distill.rollout")]
     command = [
         *(sys.executable, "-m", "pipeline.run", "stage=ablate", "experiment=ablation"),
