@@ -51,6 +51,8 @@ RATE_STATES, DECISION_BLOCK = 1024, 4096
 MEMORY, FEWEST_ROUNDS = 0.7, 50
 VALIDATION_DRAWS = 4
 SCALES = ("target_ms", "mid_ms")
+PROMPT = 0
+"""Column of log(1 + prompt tokens) in z*."""
 
 
 @dataclass(frozen=True)
@@ -114,6 +116,11 @@ class ClassifierRegressor(Regressor):
         gradient = linear_layers(self)[0].weight.grad
         if gradient is not None:
             gradient.mul_(self.used)
+
+    def prompt_noise(self) -> float:
+        """Return the standard deviation of the noise on log(1 + prompt tokens) while fitting."""
+        share = 0.0 if self.options is None else float(self.options.prompt_noise)
+        return share * float(self.x_std[PROMPT])
 
     @torch.no_grad()
     def centre(self) -> None:
@@ -201,6 +208,7 @@ class Rollouts:
         self.signals, self.module = signals, module
         self.texts = texts_of(tries)
         self.rate, self.tokens = first_rates(tries, drawn)
+        self.shift = np.zeros(len(tries))
 
     def settings(self, rng: np.random.Generator) -> IntArray:
         """Return a setting for each state, one for all states of a turn that is whole."""
@@ -209,6 +217,8 @@ class Rollouts:
     def start(self, rng: np.random.Generator) -> None:
         """Draw settings for an epoch, and label every state by what the classifier does now."""
         number = self.settings(rng)
+        noise = rng.normal(size=len(self.texts.first))
+        self.shift = self.module.prompt_noise() * np.repeat(noise, self.texts.length)
         self.found = outcomes_in(self.tries, self.drawn, number)
         self.wanted = decisions(self.module, self.tries, self.signals, self.found)
         leaf = follow(self.wanted, self.tries.depth)
@@ -220,6 +230,7 @@ class Rollouts:
     def make(self, at: IntArray, _: np.random.Generator) -> Block:
         """Return one row for each prefix of the states ``at``."""
         z = inputs_of(self.tries, at, self.signals, self.found)
+        z[..., PROMPT] += self.shift[at, None]
         y = continuation_advantage(self.worth.gain[at], self.wanted[at])
         weight = np.repeat(self.worth.weight[at], z.shape[1])
         return Block(z.reshape(-1, z.shape[-1]), y.reshape(-1, 1), weight)
@@ -420,9 +431,11 @@ def fit_labels(
     module.ignore(constant | np.array(dropped))
     by_size = str(options.weight) == "size"
 
-    def make(at: IntArray, _: np.random.Generator) -> Block:
+    def make(at: IntArray, rng: np.random.Generator) -> Block:
+        noisy = x[at].astype(np.float64)
+        noisy[:, PROMPT] += module.prompt_noise() * rng.normal(size=len(at))
         size = np.abs(y[at, 0]) / np.abs(y[few, 0]).mean() if by_size else None
-        return Block(x[at].astype(np.float64), y[at], size)
+        return Block(noisy, y[at], size)
 
     size = int(options.batch_size)
     metrics: dict[str, Any] = dict(

@@ -45,7 +45,7 @@ KEYS = ("pair", "task", "prompt_id", "state_id", "setting", "step", "prefix")
 TEXTS = ("pair", "task", "prompt_id", "state_id", "prefix")
 LABELS = ("y", "y_hindsight", "rate")
 OBJECTIVES, SOURCES = ("rate", "gain"), ("value", "logged")
-RATE_STATES, RATE_ROUNDS = 512, 6
+RATE_STATES, RATE_ROUNDS = 128, 6
 
 
 def worth(

@@ -118,7 +118,7 @@ def judged_cells(
             texts, own = texts_of(test), own_profile(conf, pair)
             for machine in machines:
                 for cell in cells_of(test, texts, machine, own, policies, conf):
-                    if split.key != "task" or cell.task != "all":
+                    if split.key != "task" or cell.task is not None:
                         yield cell
 
 
@@ -129,7 +129,7 @@ def entries(cell: Cell, split: Split, names: Sequence[str]) -> list[dict[str, An
         "left_out": split.name,
         "hardware": cell.hardware,
         "pair": cell.pair,
-        "task": cell.task,
+        "task": cell.task or "all",
         "prompts": judged.prompts,
         "endpoint": "All Mid" if judged.endpoint == judged.mid else "All Small",
         "oracle": judged.ratio("gain_oracle", judged.endpoint)(),

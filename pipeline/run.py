@@ -49,6 +49,7 @@ RANGES = {
     "distill.block_states": (1, MANY),
     "distill.rollout_epochs": (0, MANY),
     "distill.label_noise": (0, MANY),
+    "distill.prompt_noise": (0, MANY),
     "evaluate.prompts_per_task": (0, MANY),
     "evaluate.max_new_tokens": (2, MANY),
     "evaluate.decode_prompts_per_task": (0, MANY),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import pickle
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -34,7 +33,7 @@ from pipeline.hardware import Setting, outcomes, outcomes_in
 from pipeline.hardware import settings as machine_settings
 from pipeline.replay import follow, replay, texts_of
 from pipeline.tries import Tries
-from tests.pipeline.small import CHOSEN, DEPTH, PAIR, a_stage, config, texts
+from tests.pipeline.small import CHOSEN, DEPTH, PAIR, Sending, a_stage, config, texts
 from tests.pipeline.synthetic import RULE_SIGNAL, THRESHOLD
 from tests.pipeline.test_replay import parts, random_tries, slow_schedule
 from tests.reference import offline as slow
@@ -357,21 +356,12 @@ def test_label_noise_is_on_the_labels_to_fit_alone(tmp_path: Path) -> None:
 # --- several processes ----------------------------------------------------------------------------
 
 
-class Sending(training.Trainer):  # type: ignore[name-defined,misc]
-    """Pickles what Lightning would send to the processes that it spawns."""
-
-    sent: ClassVar[list[int]] = []
-
-    def fit(self, *args: Any, **kwargs: Any) -> None:
-        self.sent.append(len(pickle.dumps((self, args, kwargs))))
-        super().fit(*args, **kwargs)
-
-
 def test_both_fits_can_be_sent_to_other_processes(
     tries: Tries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Labels and rollouts, as ddp_spawn sends them."""
     monkeypatch.setattr(training, "Trainer", Sending)
+    monkeypatch.setattr(Sending, "sent", [])
     few = ("distill.max_epochs=1", "distill.rollout_epochs=1", "distill.weight=size")
     conf = conf_of(tmp_path, *few)
     frame = rule_frame(np.random.default_rng(0), 100)

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import pickle
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pytest
@@ -37,7 +36,16 @@ from pipeline.value import (
     write_value,
 )
 from tests.pipeline.conftest import random_value
-from tests.pipeline.small import CHOSEN, DEPTH, PAIR, a_stage, config, texts, write_selection
+from tests.pipeline.small import (
+    CHOSEN,
+    DEPTH,
+    PAIR,
+    Sending,
+    a_stage,
+    config,
+    texts,
+    write_selection,
+)
 from tests.pipeline.test_replay import random_tries
 from tests.reference import offline as slow
 from treegraft_core import InputError
@@ -330,21 +338,12 @@ def test_two_processes_fit_one_network_by_config(
     assert r2["t_draft_ms"] > 0.3
 
 
-class Sending(training.Trainer):  # type: ignore[name-defined,misc]
-    """Pickles what Lightning would send to the processes that it spawns."""
-
-    sent: ClassVar[list[int]] = []
-
-    def fit(self, *args: Any, **kwargs: Any) -> None:
-        self.sent.append(len(pickle.dumps((self, args, kwargs))))
-        super().fit(*args, **kwargs)
-
-
 def test_what_is_fitted_can_be_sent_to_other_processes(
     folder: Path, tries: Tries, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As ddp_spawn does: trainer with its callbacks, network and batches, in one piece."""
     monkeypatch.setattr(training, "Trainer", Sending)
+    monkeypatch.setattr(Sending, "sent", [])
     conf = config(folder, "value", "value.max_epochs=1")
     fit_value(data_of(tries, conf), conf, a_stage(conf, tmp_path))
     assert len(Sending.sent) == 1 and Sending.sent[0] > tries.signals.nbytes
