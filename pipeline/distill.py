@@ -469,8 +469,8 @@ def improve(
 ) -> dict[str, Any]:
     """Go on fitting ``module`` to rollouts of its own decisions; return the figures.
 
-    The weights of the best epoch stay: that of the least time on validation prompts, those before
-    the first epoch among them. Speeds are relative to the best fixed schedule's.
+    The last weights stay, unless validation prompts take longer with them than before. Speeds are
+    relative to the best fixed schedule's.
     """
     options, seed = conf.distill, int(conf.seed)
     held = validation_states(prompt_keys(tries), options, seed, "distill")
@@ -495,8 +495,7 @@ def improve(
         seed,
         train.start,
     )
-    epochs = int(options.rollout_epochs)
-    figures = fit(module, batches, module.trials, epochs, epochs, stage)  # never early
+    figures = fit(module, batches, module.trials, int(options.rollout_epochs), None, stage)
     module.trials = None
     kept = figures["best_val_loss"] <= start
     if not kept:

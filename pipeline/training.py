@@ -214,9 +214,14 @@ class EpochReport(Callback):
 
 
 def fit(
-    module: Regressor, train: Any, valid: Any, max_epochs: int, patience: int, stage: Stage
+    module: Regressor,
+    train: Any,
+    valid: Any,
+    max_epochs: int,
+    patience: int | None,
+    stage: Stage,
 ) -> dict[str, float]:
-    """Fit ``module`` and leave the weights of its best validation epoch in it.
+    """Fit ``module`` and leave the weights of its best validation epoch in it, or the last ones.
 
     Parameters
     ----------
@@ -224,8 +229,11 @@ def fit(
         With its statistics.
     train, valid : iterable
         Batches of an epoch.
-    max_epochs, patience : int
-        Most epochs, and how many may pass without a better validation loss.
+    max_epochs : int
+        Most epochs.
+    patience : int or None
+        How many may pass without a better validation loss; None: all run, and the last weights
+        stay, which suits a validation loss that is noisier than the steps of the last epochs.
     stage : Stage
         The running stage; its ``trainer`` group goes to Lightning, which works in a temporary
         folder below ``paths.cache``.
@@ -233,13 +241,15 @@ def fit(
     Returns
     -------
     dict
-        Epochs run, and the best epoch's validation loss.
+        Epochs run, and the validation loss of the weights that stay.
     """
     cache = Path(stage.conf.paths.cache)
     cache.mkdir(parents=True, exist_ok=True)
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     with TemporaryDirectory(dir=cache, prefix=f"lightning-{stage.name}-") as folder:
-        best = ModelCheckpoint(folder, monitor="val_loss", save_weights_only=True)
+        last = patience is None
+        best = ModelCheckpoint(folder, monitor=None if last else "val_loss", save_weights_only=True)
+        stop = [] if patience is None else [EarlyStopping("val_loss", patience=patience)]
         progress = EpochReport(stage, max_epochs)
         trainer = Trainer(
             accelerator=stage.conf.trainer.accelerator,
@@ -249,7 +259,7 @@ def fit(
             max_epochs=max_epochs,
             default_root_dir=folder,
             logger=False,
-            callbacks=[EarlyStopping("val_loss", patience=patience), best, progress],
+            callbacks=[*stop, best, progress],
             enable_progress_bar=False,
             enable_model_summary=False,
             num_sanity_val_steps=0,
@@ -257,7 +267,8 @@ def fit(
         )
         trainer.fit(module, train, valid)
         progress.bar.close()
-        loss = float("nan") if best.best_model_score is None else float(best.best_model_score)
+        score = trainer.callback_metrics.get("val_loss") if last else best.best_model_score
+        loss = float("nan") if score is None else float(score)
         if not math.isfinite(loss):
             assert module.options is not None
             raise InputError(

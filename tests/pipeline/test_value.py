@@ -306,7 +306,8 @@ class Witness(ValueData):
 
     def make(self, at: IntArray, rng: np.random.Generator) -> Block:
         if not self.held[at].any():
-            name = f"{os.getpid()}-{'-'.join(map(str, at.tolist()))}"
+            number = len(list(self.folder.glob(f"{os.getpid()}-*")))
+            name = f"{os.getpid()}-{number:03d}-{'-'.join(map(str, at.tolist()))}"
             (self.folder / name).touch()
         return super().make(at, rng)
 
@@ -322,15 +323,17 @@ def test_two_processes_fit_one_network_by_config(
     before = build(len(some_inputs(tries)[0]), conf.value.hidden, conf.value, 0).state_dict()
     model, fitted = fit_value(data, conf, a_stage(conf, tmp_path / "stage"))
     assert np.isfinite(fitted["best_val_loss"]) and fitted["epochs"] == 3
-    blocks: dict[str, list[int]] = {}
-    for path in tmp_path.glob("*-*"):
-        process, *states = path.name.split("-")
-        blocks.setdefault(process, []).extend(map(int, states))
-    assert len(blocks) == 2 and str(os.getpid()) not in blocks
-    train = set(np.flatnonzero(~data.held).tolist())
-    one, other = (len(set(states)) for states in blocks.values())
-    assert set().union(*blocks.values()) <= train
-    assert 0.4 * len(train) < min(one, other)
+    train = np.flatnonzero(~data.held)
+    share = len(train) // 2
+    first_epoch: dict[str, list[int]] = {}
+    for path in sorted(tmp_path.glob("*-*")):
+        process, number, *states = path.name.split("-")
+        if int(number) < -(-share // 9):
+            first_epoch.setdefault(process, []).extend(map(int, states))
+    assert len(first_epoch) == 2 and str(os.getpid()) not in first_epoch
+    one, other = first_epoch.values()
+    assert len(set(one)) == len(set(other)) == share
+    assert not set(one) & set(other) and set(one) | set(other) <= set(train.tolist())
     after = model.modules[0].state_dict()
     assert any((after[k] != before[k]).any() for k in before if k.startswith("net."))
     x, _, found = data.rows(np.flatnonzero(data.held), np.random.default_rng(0))
