@@ -115,7 +115,7 @@ def data(tmp_path_factory: pytest.TempPathFactory, pair: str) -> Path:
 def whole(tmp_path_factory: pytest.TempPathFactory, pair: str) -> Path:
     """Return a data folder in which the stages have run on whole texts: label=paper."""
     folder = tmp_path_factory.mktemp("whole")
-    write_texts(folder, pair, 7, 15)
+    write_texts(folder, pair, 6, 13)
     path = folder / "selection" / pair / "selection.json"
     path.parent.mkdir(parents=True)
     path.write_text(json.dumps({"signals": list(PAPER_SIGNALS), "pairs": [pair]}))
