@@ -184,6 +184,10 @@ class Regressor(LightningModule):
         error = (self.net(x) - y).square()
         return error.mean() if weight is None else (error * weight[:, None]).mean()
 
+    def on_train_epoch_start(self) -> None:
+        """Log how many epochs there are, which comes back from any process."""
+        self.log("epochs", float(self.current_epoch + 1), sync_dist=True)
+
     def configure_optimizers(self) -> Any:
         """Return AdamW with a cosine decay over ``max_epochs``."""
         assert self.options is not None
@@ -197,14 +201,23 @@ class Regressor(LightningModule):
 
 
 class EpochReport(Callback):
-    """One progress bar over the epochs, and the losses of each to the tracker."""
+    """One progress bar over the epochs, and the losses of each to the tracker.
+
+    Sent to another process it stays behind: there is no bar and no tracker there.
+    """
 
     def __init__(self, stage: Stage, max_epochs: int):
-        self.stage = stage
+        self.stage: Stage | None = stage
         self.bar = tqdm(total=max_epochs, desc=stage.name, unit="epoch", mininterval=1)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is sent: nothing."""
+        return {"stage": None, "bar": None}
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Advance the bar and log."""
+        if self.stage is None or not trainer.is_global_zero:
+            return
         values = {k: float(trainer.callback_metrics[k]) for k in ("train_loss", "val_loss")}
         self.bar.set_postfix({k: f"{v:.4f}" for k, v in values.items()}, refresh=False)
         self.bar.update()
@@ -248,7 +261,12 @@ def fit(
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     with TemporaryDirectory(dir=cache, prefix=f"lightning-{stage.name}-") as folder:
         last = patience is None
-        best = ModelCheckpoint(folder, monitor=None if last else "val_loss", save_weights_only=True)
+        best = ModelCheckpoint(
+            folder,
+            filename="{val_loss:.12e}",  # a path comes back from any process, its score does not
+            monitor=None if last else "val_loss",
+            save_weights_only=True,
+        )
         stop = [] if patience is None else [EarlyStopping("val_loss", patience=patience)]
         progress = EpochReport(stage, max_epochs)
         trainer = Trainer(
@@ -267,8 +285,8 @@ def fit(
         )
         trainer.fit(module, train, valid)
         progress.bar.close()
-        score = trainer.callback_metrics.get("val_loss") if last else best.best_model_score
-        loss = float("nan") if score is None else float(score)
+        name = Path(best.best_model_path).stem
+        loss = float(name.partition("val_loss=")[2].partition("-v")[0] or "nan")
         if not math.isfinite(loss):
             assert module.options is not None
             raise InputError(
@@ -277,7 +295,7 @@ def fit(
             )
         module.load_state_dict(torch.load(best.best_model_path, weights_only=True)["state_dict"])
     module.eval()
-    return {"epochs": trainer.current_epoch, "best_val_loss": loss}
+    return {"epochs": int(trainer.callback_metrics["epochs"]), "best_val_loss": loss}
 
 
 def save_module(path: Path, module: nn.Module) -> None:

@@ -86,7 +86,7 @@ def test_advantages_of_going_on_equal_the_recursion(seed: int, depth: int) -> No
 
 def test_rows_of_a_rollout_are_what_decoding_each_text_gives(tries: Tries, tmp_path: Path) -> None:
     """Labels, weights and rates, one text and one prefix at a time."""
-    module = classifier(tries, conf_of(tmp_path))
+    module = classifier(tries, conf_of(tmp_path, "distill.prompt_noise=0"))
     rollouts = Rollouts(tries, [Setting(PAIR, None)], 1.0, CHOSEN, module)
     (rate,), (tokens,) = first_rates(tries, [Setting(PAIR, None)])
     rollouts.start(np.random.default_rng(0))
@@ -123,6 +123,25 @@ def test_rows_of_a_rollout_are_what_decoding_each_text_gives(tries: Tries, tmp_p
     shares = np.array(visited) + EXPLORED
     expected = np.repeat(shares / shares.mean(), len(PREFIXES))
     np.testing.assert_allclose(weight, expected)
+
+
+def test_noise_is_on_the_prompt_s_length_alone_and_one_for_a_text(
+    tries: Tries, tmp_path: Path
+) -> None:
+    """In what is fitted, not in what decides."""
+    module = classifier(tries, conf_of(tmp_path, "distill.prompt_noise=0.5"))
+    rollouts = Rollouts(tries, [Setting(PAIR, None)], 1.0, CHOSEN, module)
+    rollouts.start(np.random.default_rng(0))
+    z = scheduler_inputs(tries, CHOSEN)
+    block = rollouts.make(np.arange(len(tries)), np.random.default_rng(1))
+    moved = block.x.reshape(z.shape) - z
+    assert not moved[..., 1:].any()
+    first, length = rollouts.texts.first, rollouts.texts.length
+    np.testing.assert_allclose(moved[..., 0], np.repeat(moved[first, :1, 0], length, axis=0))
+    each = moved[first, 0, 0] / float(module.x_std[0])
+    assert len(set(each.tolist())) == len(first) and 0.2 < each.std() < 0.9
+    margins = module.predict(z.reshape(-1, z.shape[-1])).reshape(z.shape[:2])
+    assert (rollouts.wanted == (margins > 0)).all()
 
 
 def test_first_rates_are_those_of_the_best_fixed_schedule() -> None:

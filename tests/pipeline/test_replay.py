@@ -496,7 +496,7 @@ def test_machines_and_budgets(home: Path, data: Path) -> None:
     assert first["policies"][0]["eta"][0] != logged["00000"]
     paper = replayed(home, data, "replay=paper", "replay.bootstrap=20", "replay.policies=[10101]")
     cells = [c for c in paper["cells"] if c["task"] is not None]
-    assert len(cells) == 8 and len({c["hardware"] for c in cells}) == 8
+    assert len(cells) == 10 and len({c["hardware"] for c in cells}) == 10
     metrics = json.loads((data / "replay" / "tiny-paper" / "metrics.json").read_text())
     ratios = [e["over_endpoint"][0] for c in cells for e in c["policies"] if e["policy"] == "10101"]
     assert metrics["least_over_endpoint_10101"] == min(ratios)
