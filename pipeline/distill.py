@@ -400,6 +400,35 @@ def check_options(options: DictConfig) -> None:
             raise InputError(f"distill.{name}={options[name]}: choose one of {', '.join(allowed)}")
 
 
+@dataclass(frozen=True)
+class LabelRows:
+    """Labels in memory.
+
+    Attributes
+    ----------
+    x : float32 array, shape ``[n, inputs]``
+        z*.
+    y : float64 array, shape ``[n, 1]``
+        The labels.
+    noise : float
+        Standard deviation of the noise on log(1 + prompt tokens).
+    scale : float or None
+        Mean |y|, by which rows count by their size; None: all alike.
+    """
+
+    x: NDArray[np.float32]
+    y: FloatArray
+    noise: float
+    scale: float | None
+
+    def make(self, at: IntArray, rng: np.random.Generator) -> Block:
+        """Return the labels ``at``."""
+        x = self.x[at].astype(np.float64)
+        x[:, PROMPT] += self.noise * rng.normal(size=len(at))
+        weight = None if self.scale is None else np.abs(self.y[at, 0]) / self.scale
+        return Block(x, self.y[at], weight)
+
+
 def fit_labels(
     labels: pd.DataFrame, names: Sequence[str], conf: DictConfig, stage: Stage
 ) -> tuple[ClassifierRegressor, dict[str, Any]]:
@@ -429,20 +458,14 @@ def fit_labels(
     constant = x[few].max(axis=0) == x[few].min(axis=0)
     dropped = [bool(options.scale_free) and name in SCALES for name in names]
     module.ignore(constant | np.array(dropped))
-    by_size = str(options.weight) == "size"
-
-    def make(at: IntArray, rng: np.random.Generator) -> Block:
-        noisy = x[at].astype(np.float64)
-        noisy[:, PROMPT] += module.prompt_noise() * rng.normal(size=len(at))
-        size = np.abs(y[at, 0]) / np.abs(y[few, 0]).mean() if by_size else None
-        return Block(noisy, y[at], size)
-
+    scale = float(np.abs(y[few, 0]).mean()) if str(options.weight) == "size" else None
+    rows = LabelRows(x, y, module.prompt_noise(), scale)
     size = int(options.batch_size)
     metrics: dict[str, Any] = dict(
         fit(
             module,
-            Blocks(make, train, module, size, LABEL_BLOCK, int(conf.seed)),
-            Blocks(make, valid, module, LABEL_BLOCK, LABEL_BLOCK, None),
+            Blocks(rows.make, train, module, size, LABEL_BLOCK, int(conf.seed)),
+            Blocks(rows.make, valid, module, LABEL_BLOCK, LABEL_BLOCK, None),
             options.max_epochs,
             options.patience,
             stage,

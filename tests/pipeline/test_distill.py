@@ -137,7 +137,8 @@ def test_noise_is_on_the_prompt_s_length_alone_and_one_for_a_text(
     moved = block.x.reshape(z.shape) - z
     assert not moved[..., 1:].any()
     first, length = rollouts.texts.first, rollouts.texts.length
-    np.testing.assert_allclose(moved[..., 0], np.repeat(moved[first, :1, 0], length, axis=0))
+    one = np.repeat(moved[first, 0, 0], length)
+    np.testing.assert_allclose(moved[..., 0], np.broadcast_to(one[:, None], moved.shape[:2]))
     each = moved[first, 0, 0] / float(module.x_std[0])
     assert len(set(each.tolist())) == len(first) and 0.2 < each.std() < 0.9
     margins = module.predict(z.reshape(-1, z.shape[-1])).reshape(z.shape[:2])
