@@ -30,7 +30,6 @@ from treegraft_core.files import write_json, write_text
 from treegraft_core.tree import FloatArray
 
 SETS = ("chosen", "paper", "all")
-AXES = ("label", "rollouts", "loss", "hardware", "signals")
 KEYS = ("value", "label", "distill", "hardware", "drafting", "held_out_tasks", "trainer")
 
 

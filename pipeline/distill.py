@@ -150,7 +150,7 @@ class ClassifierRegressor(Regressor):
         """Return the loss; in rollouts, the time of validation prompts, replayed."""
         if self.trials is None:
             return super().validation_step(batch, at)
-        loss = torch.tensor(self.trials.slowness())
+        loss = torch.tensor(self.trials.slowness(), device=self.device)
         self.log("val_loss", loss, on_step=False, on_epoch=True, batch_size=1, sync_dist=True)
         return loss
 

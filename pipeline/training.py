@@ -157,13 +157,15 @@ class Regressor(LightningModule):
     def standardise(self, values: FloatArray, name: str) -> Tensor:
         """Return ``(values − mean) / std`` of ``name`` ("x" or "y") in the weights' dtype."""
         mean, std = getattr(self, f"{name}_mean"), getattr(self, f"{name}_std")
-        return ((torch.tensor(values) - mean) / std).to(next(self.parameters()).dtype)
+        return ((torch.tensor(values, device=mean.device) - mean) / std).to(
+            next(self.parameters()).dtype
+        )
 
     @torch.no_grad()
     def predict(self, x: FloatArray) -> FloatArray:
         """Return outputs in their own units, float64 ``[n, outputs]``, of raw inputs."""
         parts = [self.net(part) for part in self.standardise(x, "x").split(CHUNK)]
-        out: FloatArray = (torch.cat(parts).double() * self.y_std + self.y_mean).numpy()
+        out: FloatArray = (torch.cat(parts).double() * self.y_std + self.y_mean).cpu().numpy()
         return out
 
     def training_step(self, batch: tuple[Tensor, ...], _: int) -> Tensor:
@@ -294,6 +296,7 @@ def fit(
                 "lower it"
             )
         module.load_state_dict(torch.load(best.best_model_path, weights_only=True)["state_dict"])
+        trainer.strategy.barrier()  # every process has read it
     module.eval()
     return {"epochs": int(trainer.callback_metrics["epochs"]), "best_val_loss": loss}
 

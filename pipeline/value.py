@@ -103,16 +103,18 @@ class ValueRegressor(Regressor):
             return super().predict(x)
         out = torch.cat([self.net(part) for part in self.standardise(x, "x").split(65_536)])
         shares = out[:, : self.classes].softmax(1).double()
-        committed = shares @ torch.arange(1.0, self.classes + 1, dtype=torch.float64)
+        committed = shares @ torch.arange(
+            1.0, self.classes + 1, dtype=torch.float64, device=shares.device
+        )
         times = out[:, self.classes :].double() * self.y_std[1:] + self.y_mean[1:]
-        found: FloatArray = torch.cat([committed[:, None], times], 1).numpy()
+        found: FloatArray = torch.cat([committed[:, None], times], 1).cpu().numpy()
         return found
 
     @torch.no_grad()
     def distribution(self, x: FloatArray) -> FloatArray:
         """Return the probabilities of A = 0 … classes − 1, float64 ``[n, classes]``."""
         logits = self.net(self.standardise(x, "x"))[:, : self.classes]
-        found: FloatArray = logits.softmax(1).double().numpy()
+        found: FloatArray = logits.softmax(1).double().cpu().numpy()
         return found
 
 
