@@ -21,13 +21,21 @@ from pipeline.fitting import fit_scheduler, plain, some_states
 from pipeline.hardware import Outcomes
 from pipeline.inputs import damaged, digest
 from pipeline.leaving import policies_of, read_held_out
-from pipeline.replay import Replayed, follow, gain_oracle, interval, replay, resamples, texts_of
+from pipeline.replay import (
+    Replayed,
+    follow,
+    gain_oracle,
+    interval,
+    rate_of,
+    replay,
+    resamples,
+    texts_of,
+)
 from pipeline.replaying import Machine, Policy, check_options, open_machines, own_profile
 from pipeline.report import stage_run, table
 from pipeline.tries import Tries
 from treegraft_core import PAPER_SIGNALS, SIGNALS, InputError
 from treegraft_core.files import write_json, write_text
-from treegraft_core.tree import FloatArray
 
 SETS = ("chosen", "paper", "all")
 KEYS = ("value", "label", "distill", "hardware", "drafting", "held_out_tasks", "trainer")
@@ -109,12 +117,6 @@ def read_jobs(folder: Path) -> list[dict[str, Any]]:
     return jobs
 
 
-def eta(sums: FloatArray, weights: FloatArray) -> Any:
-    """Return tokens/s of weighted prompts: ``sums [prompts, 2]``, ``weights [draws, prompts]``."""
-    tokens, ms = np.moveaxis(weights @ sums, -1, 0)
-    return 1e3 * tokens / ms
-
-
 def cell_figures(
     jobs: Sequence[Mapping[str, Any]], at: int, policy: str, draws: int
 ) -> dict[str, Any]:
@@ -124,9 +126,9 @@ def cell_figures(
         sums = {name: np.array(v) for name, v in job["cells"][at]["sums"].items()}
         once = np.ones((1, len(sums["oracle"])))
         weights = np.concatenate([once, resamples(len(sums["oracle"]), draws, 0)])
-        end = max(("All Small", "All Mid"), key=lambda name: float(eta(sums[name], once)[0]))
-        base = eta(sums[end], weights)
-        mine, best = eta(sums[policy], weights), eta(sums["oracle"], weights)
+        end = max(("All Small", "All Mid"), key=lambda name: float(rate_of(sums[name], once)[0]))
+        base = rate_of(sums[end], weights)
+        mine, best = rate_of(sums[policy], weights), rate_of(sums["oracle"], weights)
         ratios.append(mine / base)
         shares.append((mine - base) / np.maximum(best - base, 1e-9))
     ratio, share = np.mean(ratios, axis=0), np.mean(shares, axis=0)

@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 from sklearn.metrics import r2_score
 from torch import Tensor, nn
 
-from pipeline.episodes import rounds_at, turn_settings, worth
+from pipeline.episodes import rounds_of, turn_settings, worth
 from pipeline.features import (
     check_fitted,
     input_names,
@@ -237,10 +237,7 @@ class Rollouts:
 
     def _settle(self, number: IntArray, leaf: IntArray) -> None:
         """Move the rate of every setting towards that of the classifier's decisions."""
-        state, depth = np.arange(len(leaf)), self.tries.depth
-        steps = np.minimum(self.found.accepted[state, leaf] + 1, self.texts.left)
-        spent = self.found.ms[state, leaf] + depth * self.found.decision_ms
-        seen = rounds_at(self.texts, steps)
+        seen, steps, spent = rounds_of(self.texts, self.found, leaf, self.tries.depth)
         sums = [
             np.bincount(number, seen * values, len(self.drawn))
             for values in (np.ones(len(leaf)), steps, spent)
@@ -314,10 +311,7 @@ class Trials:
             found = outcomes_in(mine.tries, mine.drawn, number)
             wanted = decisions(mine.module, mine.tries, mine.signals, found)
             leaf = follow(wanted, mine.tries.depth)
-            state = np.arange(len(leaf))
-            steps = np.minimum(found.accepted[state, leaf] + 1, mine.texts.left)
-            seen = rounds_at(mine.texts, steps)
-            ms = found.ms[state, leaf] + mine.tries.depth * found.decision_ms
+            seen, steps, ms = rounds_of(mine.texts, found, leaf, mine.tries.depth)
             spent += float((seen * self.first[number] * ms).sum())
             due += float((seen * steps).sum())
         return spent / due

@@ -126,6 +126,19 @@ def turn_settings(
     return np.repeat(each, texts.length)
 
 
+def rounds_of(
+    texts: Texts, found: Outcomes, leaf: IntArray, depth: int
+) -> tuple[FloatArray, IntArray, FloatArray]:
+    """Return how many rounds start at each state, their tokens and their time (ms), ``[S]`` each.
+
+    The policy takes the schedules ``leaf`` (``[S]``, by number), deciding ``depth`` times a round.
+    """
+    state = np.arange(len(leaf))
+    steps = np.minimum(found.accepted[state, leaf] + 1, texts.left)
+    spent = found.ms[state, leaf] + depth * found.decision_ms
+    return rounds_at(texts, steps), steps, spent
+
+
 def rounds_at(texts: Texts, steps: IntArray) -> FloatArray:
     """Return how many rounds start at each state, ``[S]``, if they commit ``steps`` (``[S]``).
 

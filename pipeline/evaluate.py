@@ -46,7 +46,7 @@ from pipeline.replay import (
     texts_of,
     tries_of,
 )
-from pipeline.report import Stage, stage_run, table
+from pipeline.report import Stage, stage_run
 from pipeline.results import ablation_table, load_results, main_table, orderings, task_table
 from pipeline.systems import Bench, System
 from pipeline.tasks import TaskPrompt, first_of_each, load_prompts, prompt_source
@@ -60,7 +60,7 @@ from treegraft_core import (
     SchedulerArtifact,
     load_scheduler,
 )
-from treegraft_core.files import write_json, write_text
+from treegraft_core.files import write_json
 from treegraft_core.models import CachedModel
 from treegraft_core.tree import IntArray
 
@@ -434,11 +434,7 @@ def run(conf: DictConfig) -> None:
         verdict = replay_texts(bench, stage, texts, config) if sampling.untouched else None
         if records:
             report_systems(bench, stage, systems, records, verdict)
-        write_text(
-            folder / "tables.txt",
-            "\n\n".join(table(rows, title) for title, rows in stage.tables) + "\n",
-        )
-        stage.wrote(folder / "tables.txt")
+        stage.write_tables()
 
 
 def announce(conf: DictConfig, profile: LatencyProfile, decoded: Sequence[TaskPrompt]) -> None:

@@ -253,7 +253,6 @@ def block_table(
     steps = prefix_steps(tries.depth)
     bits = prefix_bits(tries.depth)
     texts = ["".join(map(str, row[: k - 1])) for row, k in zip(bits.tolist(), steps, strict=True)]
-    kind = pa.dictionary(pa.int32(), pa.string())
     values: dict[str, Any] = {}
     for name in ("pair", "task", "prompt_id", "state_id"):
         codes, distinct = pd.factorize(tries.states[name])
@@ -270,7 +269,6 @@ def block_table(
     values["y"] = pa.array(columns["y"].ravel())
     values["y_hindsight"] = pa.array(columns["y_hindsight"].ravel())
     values["rate"] = pa.array(np.repeat(columns["rate"], prefixes))
-    assert values["pair"].type == kind
     return pa.table(values)
 
 

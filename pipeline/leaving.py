@@ -31,11 +31,11 @@ from pipeline.replaying import (
     own_profile,
     pair_folder,
 )
-from pipeline.report import Stage, stage_run, table
+from pipeline.report import Stage, stage_run
 from pipeline.tries import Tries
 from pipeline.value import ValueModel
 from treegraft_core import InputError, SchedulerArtifact
-from treegraft_core.files import write_json, write_text
+from treegraft_core.files import write_json
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,11 @@ class Split:
     Attributes
     ----------
     name : str
-        Such as ``without task code``.
-    train, test : callable results
-        Masks over the states to fit on and to judge.
+        What is left out, in words, such as ``task code``.
+    left_out : str
+        The task or pair; empty for nothing.
+    key : str or None
+        ``task`` or ``pair``; None: nothing is left out.
     """
 
     name: str
@@ -199,9 +201,7 @@ def run(conf: DictConfig) -> None:
             stage.metrics[name] = row["least"]
         write_json(folder / "leave_out.json", {"signals": list(signals), "cells": found})
         stage.wrote(folder / "leave_out.json")
-        text = "\n\n".join(table(rows, title) for title, rows in stage.tables)
-        write_text(folder / "tables.txt", text + "\n")
-        stage.wrote(folder / "tables.txt")
+        stage.write_tables()
 
 
 def judge_all(

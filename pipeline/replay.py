@@ -403,7 +403,7 @@ class Judged:
         weights : array, shape ``[…, prompts]``, optional
             How often each prompt counts; default: once, which gives a float.
         """
-        return _rate(self._sums[name], weights)
+        return rate_of(self._sums[name], weights)
 
     def ratio(self, name: str, other: str) -> Callable[..., Any]:
         """Return the statistic η of ``name`` over η of ``other``."""
@@ -430,10 +430,10 @@ class Judged:
     def figures(self, run: Replayed) -> dict[str, float]:
         """Return η of replayed texts with its interval, mean mid calls and A a round."""
         sums = self._by_prompt(run)
-        low, high = self.interval(lambda weights: _rate(sums, weights))
+        low, high = self.interval(lambda weights: rate_of(sums, weights))
         rounds = run.rounds.sum()
         return {
-            "eta": _rate(sums),
+            "eta": rate_of(sums),
             "low": low,
             "high": high,
             "calls": float(run.calls.sum() / rounds),
@@ -441,7 +441,11 @@ class Judged:
         }
 
 
-def _rate(sums: FloatArray, weights: Any = None) -> Any:
+def rate_of(sums: FloatArray, weights: Any = None) -> Any:
+    """Return tokens/s from tokens and ms of each prompt, ``[prompts, 2]``, ratio of sums.
+
+    ``weights`` (``[…, prompts]``) say how often each counts; default: once, which gives a float.
+    """
     if weights is None:
         tokens, ms = sums.sum(0)
         return float(1e3 * tokens / ms)

@@ -43,11 +43,11 @@ from pipeline.replay import (
     scheduler_decisions,
     texts_of,
 )
-from pipeline.report import Stage, stage_run, table
+from pipeline.report import Stage, stage_run
 from pipeline.tries import Tries
 from pipeline.value import load_value
 from treegraft_core import DraftingConfig, InputError, LatencyProfile, load_scheduler
-from treegraft_core.files import write_json, write_text
+from treegraft_core.files import write_json
 
 SPLITS = ("collect", "evaluate")
 ORACLES = {
@@ -540,9 +540,7 @@ def run(conf: DictConfig) -> None:
         show(stage, covered, found, names)
         write_json(folder / "replay.json", {"replayed": covered, "cells": found})
         stage.wrote(folder / "replay.json")
-        text = "\n\n".join(table(rows, title) for title, rows in stage.tables)
-        write_text(folder / "tables.txt", text + "\n")
-        stage.wrote(folder / "tables.txt")
+        stage.write_tables()
 
 
 def show(

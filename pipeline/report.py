@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from treegraft_core.files import write_json
+from treegraft_core.files import write_json, write_text
 
 log = logging.getLogger(__name__)
 
@@ -145,6 +145,12 @@ class Stage:
     def wrote(self, path: Path | str, what: str = "") -> None:
         """Note an output."""
         self._wrote.append(f"{path}{f' ({what})' if what else ''}")
+
+    def write_tables(self) -> None:
+        """Write the tables shown so far to ``tables.txt``."""
+        path = self.folder / "tables.txt"
+        write_text(path, "\n\n".join(table(rows, title) for title, rows in self.tables) + "\n")
+        self.wrote(path)
 
     def show(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Print a table now and send it to the tracker at the end."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 
+from pipeline import run as command_line
 from pipeline.features import input_names
 from pipeline.profile import random_artifact
 from pipeline.run import CONF
@@ -127,3 +129,26 @@ def write_fit(data: Path, depth: int = 5, seed: int = 0) -> Path:
     names = [*input_names(depth, model.signals), *ahead]
     write_value(data / "value" / "tiny", model, HIDDEN, names, {})
     return data
+
+
+def assert_refused(
+    stage: str,
+    arguments: list[str],
+    data: Path,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    """Run the command line's own function: one line, status 2, and nothing below ``data``."""
+    monkeypatch.setattr(sys, "argv", ["pipeline.run", f"stage={stage}", *arguments])
+    before = sorted(data.rglob("*"))
+    try:
+        status = command_line.main()
+    except SystemExit as stop:
+        status = stop.code
+    printed = capfd.readouterr()
+    errors = [line for line in printed.err.splitlines() if line.startswith("error: ")]
+    assert status == 2 and len(errors) == 1, printed.err
+    assert message in errors[0], errors[0]
+    assert "Traceback" not in printed.err
+    assert sorted(data.rglob("*")) == before

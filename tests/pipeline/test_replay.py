@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import sys
 from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
@@ -18,7 +17,6 @@ from hypothesis import strategies as st
 from omegaconf import DictConfig
 
 from pipeline import collect, evaluate, replaying
-from pipeline import run as command_line
 from pipeline.hardware import Outcomes, outcomes
 from pipeline.planning import OnlinePlanner
 from pipeline.profile import random_artifact
@@ -40,7 +38,7 @@ from pipeline.replay import (
     texts_of,
 )
 from pipeline.tries import NEVER, Tries, join, prefix_bits, prefix_steps, schedules
-from tests.pipeline.conftest import conf, overrides, random_value, write_fit
+from tests.pipeline.conftest import assert_refused, conf, overrides, random_value, write_fit
 from treegraft_core import SIGNALS, DistilledScheduler, InputError, StepState
 from treegraft_core.tree import FloatArray
 
@@ -576,18 +574,7 @@ def test_bad_values_are_one_line_and_leave_nothing(
 ) -> None:
     """Through the command line's own function; its status is 2."""
     arguments = overrides(home, f"paths.data={data}", override)
-    monkeypatch.setattr(sys, "argv", ["pipeline.run", "stage=replay", *arguments])
-    before = sorted(data.rglob("*"))
-    try:
-        status = command_line.main()
-    except SystemExit as stop:
-        status = stop.code
-    printed = capfd.readouterr()
-    errors = [line for line in printed.err.splitlines() if line.startswith("error: ")]
-    assert status == 2 and len(errors) == 1, printed.err
-    assert BAD[override] in errors[0], errors[0]
-    assert "Traceback" not in printed.err
-    assert sorted(data.rglob("*")) == before
+    assert_refused("replay", arguments, data, BAD[override], monkeypatch, capfd)
 
 
 @pytest.mark.parametrize(

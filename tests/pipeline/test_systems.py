@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import math
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
@@ -18,7 +17,6 @@ import torch
 from omegaconf import DictConfig
 
 from pipeline import evaluate, peers
-from pipeline import run as command_line
 from pipeline.collect import bits_text
 from pipeline.engine import drafting_config, open_pair, open_profile
 from pipeline.hardware import outcomes
@@ -28,7 +26,7 @@ from pipeline.systems import Bench, System, fixed_bits
 from pipeline.texts import Text
 from pipeline.value import ValueModel
 from tests.conftest import VOCAB, tiny_llama
-from tests.pipeline.conftest import conf, overrides, random_value, write_fit
+from tests.pipeline.conftest import assert_refused, conf, overrides, random_value, write_fit
 from tests.test_enumeration import repetitive_case
 from tests.test_inputs import GRID, profile
 from treegraft_core import (
@@ -536,18 +534,7 @@ def test_bad_values_are_one_line_and_leave_nothing(
 ) -> None:
     """Through the command line's own function; its status is 2."""
     arguments = overrides(home, f"paths.data={data}", override)
-    monkeypatch.setattr(sys, "argv", ["pipeline.run", "stage=evaluate", *arguments])
-    before = sorted(data.rglob("*"))
-    try:
-        status = command_line.main()
-    except SystemExit as stop:
-        status = stop.code
-    printed = capfd.readouterr()
-    errors = [line for line in printed.err.splitlines() if line.startswith("error: ")]
-    assert status == 2 and len(errors) == 1, printed.err
-    assert BAD[override] in errors[0], errors[0]
-    assert "Traceback" not in printed.err
-    assert sorted(data.rglob("*")) == before
+    assert_refused("evaluate", arguments, data, BAD[override], monkeypatch, capfd)
 
 
 @pytest.mark.parametrize("decode", ["true", "false"])
