@@ -7,8 +7,8 @@ PY := $(VENV)/bin/python
 RUN := $(PY) -m pipeline.run
 READY := $(VENV)/.ready
 
-.PHONY: setup profile collect distill evaluate held-out replay leave-out ablation report check \
-  drafter generalise test bench lint clean
+.PHONY: setup profile collect status verify distill evaluate held-out replay leave-out ablation report \
+  check drafter drafters generalise test faults bench architectures lint clean
 .NOTPARALLEL:
 
 setup: $(READY)
@@ -23,10 +23,15 @@ $(READY): pyproject.toml constraints.txt
 profile: $(READY)
 	$(RUN) stage=profile $(ARGS)
 
-# The latency profile comes first: t in the log is computed from it.
+# The latency profile comes first: t in the log is computed from it. A collection that was cut short
+# goes on, with the profile that there is. Elsewhere than here: ARGS="engine=ray".
 collect: $(READY)
-	$(RUN) stage=profile $(ARGS)
+	$(RUN) stage=profile profile.keep=true $(ARGS)
 	$(RUN) stage=collect $(ARGS)
+
+# How a collection gets on, from another terminal; and whether what is there is sound.
+status verify: $(READY)
+	$(RUN) stage=$@ $(ARGS)
 
 distill: $(READY)
 	$(RUN) stage=select $(ARGS)
@@ -76,12 +81,38 @@ generalise: $(READY) $(UNSEEN:%=data/drafters/%)
 	  $(MAKE) evaluate ARGS="pair=$$pair fit=embedded $(ARGS)" || exit; done
 	$(RUN) stage=report $(ARGS)
 
+# Small drafters x mid drafters of the embedded target, on the same prompts: profile, logs, a scheduler
+# for each, replay, and one table. B_ver as on a CPU.
+SMALL := ngram suffix corpus
+ngram := small=ngram
+suffix := small=suffix
+corpus := small=suffix_corpus
+MID := student head
+student := data/drafters/smollm2-135m-4l
+head := data/drafters/smollm2-135m-head
+SHARED = $(if $(filter ngram-student,$1),,profile.target_from=data/profiles/ngram-student/profile.json)
+ALONE := profile collect "collect collect.split=evaluate" select value label distill export
+drafters: $(READY)
+	for pair in $(foreach m,$(MID),$(foreach s,$(SMALL),"pair.name=$s-$m $($s) pair.mid.path=$($m) $(call SHARED,$s-$m)")); do \
+	  for stage in $(ALONE) "replay replay.policies=[scheduler]"; do \
+	    $(RUN) stage=$$stage drafting=cpu $$pair $(ARGS) || exit; done; done
+	$(RUN) stage=compare $(ARGS)
+
 data/drafters/smollm2-135m-%: | $(READY)
 	$(RUN) stage=drafter drafter=$* $(ARGS)
 
 # One thread in each of two processes: faster than two threads in one.
 test: $(READY)
 	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile $(ARGS)
+
+# Collections killed at random instants, more of them than in make test, and the table of faults.
+KILLS ?= 160
+faults: $(READY)
+	FAULTS_KILLS=$(KILLS) OMP_NUM_THREADS=1 $(PY) -m pytest tests/faults $(ARGS)
+
+# The table of model families, docs/architectures.md, from what the tests find.
+architectures: $(READY)
+	OMP_NUM_THREADS=1 $(PY) -m tests.architectures
 
 bench: $(READY)
 	$(PY) -m benchmarks.run $(ARGS)

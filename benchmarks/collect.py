@@ -17,8 +17,8 @@ from omegaconf import DictConfig
 from benchmarks.naive import CachedTree, WholeTree, first_difference
 from benchmarks.shapes import flat_profile
 from benchmarks.timing import Measured, cell, seconds, spread
-from pipeline.collect import enumerate_text, pack_memory, sample_roots, state_rows
 from pipeline.engine import drafting_config, open_pair
+from pipeline.rows import enumerate_text, pack_memory, sample_roots, state_rows
 from pipeline.tasks import load_prompts
 from pipeline.texts import Text, greedy_texts
 from treegraft_core import DraftingConfig, Pair

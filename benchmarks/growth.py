@@ -22,7 +22,7 @@ from omegaconf import DictConfig
 
 from benchmarks.shapes import Shape, random_model, random_text
 from benchmarks.timing import Measured, alternate, cell, spread
-from pipeline.collect import pack_memory
+from pipeline.rows import pack_memory
 from treegraft_core import Context, DraftingConfig, InputError
 from treegraft_core.enumeration import Enumeration, enumerate_states
 from treegraft_core.models import CachedModel

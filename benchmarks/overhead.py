@@ -18,9 +18,9 @@ from omegaconf import DictConfig
 
 from benchmarks.shapes import flat_profile, random_text
 from benchmarks.timing import Measured, cell, seconds, synchronize
-from pipeline.collect import bits_text
 from pipeline.engine import drafting_config, open_pair
 from pipeline.profile import random_artifact
+from pipeline.rows import bits_text
 from treegraft_core import (
     AS_DEFINED,
     Context,

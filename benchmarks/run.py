@@ -23,7 +23,8 @@ from transformers.utils import logging as transformers_logging
 
 from benchmarks import collect, decode, growth, overhead
 from benchmarks.timing import Measured
-from pipeline.run import CONF, check_config, config_error, fail
+from pipeline.command import check_config, config_error
+from pipeline.run import CONF, fail
 from treegraft_core import InputError
 
 BENCHMARKS: dict[str, Callable[[DictConfig, int | None, int], Measured]] = {

@@ -16,11 +16,12 @@ import numpy as np
 from omegaconf import DictConfig
 
 from pipeline.distill import check_options as check_distill
-from pipeline.features import load_tries, note, read_selection
+from pipeline.features import fit_pairs, load_tries, note, read_selection
 from pipeline.fitting import fit_scheduler, plain, some_states
 from pipeline.hardware import Outcomes
 from pipeline.inputs import damaged, digest
 from pipeline.leaving import policies_of, read_held_out
+from pipeline.places import SPLITS, local_pair, local_trajectories
 from pipeline.replay import (
     Replayed,
     follow,
@@ -180,7 +181,10 @@ _READ: dict[str, tuple[Tries, dict[str, Tries]]] = {}
 
 def read(conf: DictConfig) -> tuple[Tries, dict[str, Tries]]:
     """Return the trajectories to fit on and to judge on; those of the last job if unchanged."""
-    home = Path(conf.paths.trajectories)
+    for split in {"collect", str(conf.replay.split)} & set(SPLITS):
+        for pair in fit_pairs(conf):
+            local_pair(conf, split, pair)
+    home = local_trajectories(conf)
     files = [(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in home.rglob("*.parquet")]
     groups = ["fit", "task", "drafting", "held_out_tasks", "replay"]
     key = digest([plain(conf, groups), int(conf.ablate.states), sorted(files)])

@@ -12,10 +12,10 @@ import torch
 from omegaconf import DictConfig
 from tqdm import tqdm
 
-from pipeline.collect import enumerate_text, pack_memory
 from pipeline.engine import drafting_config, open_pair, open_profile, runtime_config
 from pipeline.evaluate import PAPER_FIXED, open_scheduler
 from pipeline.report import Stage, stage_run
+from pipeline.rows import enumerate_text, pack_memory
 from pipeline.tasks import TaskPrompt, load_prompts
 from pipeline.texts import Text, greedy_texts
 from treegraft_core import (
@@ -74,7 +74,7 @@ def check_states(
     usable = [t for t in texts if len(t.roots())]
     if not usable:
         raise InputError("check.max_new_tokens: no answer of two tokens or more; raise it")
-    model = CachedModel(pair.mid)
+    model = pair.open_mid()
     found = Agreement()
     per_text = -(-states // len(usable))
     with tqdm(total=states, desc="states", unit="state") as bar:
@@ -249,7 +249,8 @@ def schedulers_to_check(conf: DictConfig, config: DraftingConfig) -> dict[str, S
     if depth == len(PAPER_FIXED):
         chosen["fixed 10101"] = FixedSchedule(PAPER_FIXED)
     if (Path(conf.paths.scheduler) / "scheduler.json").is_file():
-        chosen["scheduler"] = DistilledScheduler(open_scheduler(conf, config))
+        artifact, allow = open_scheduler(conf, config), list(conf.evaluate.allow)
+        chosen["scheduler"] = DistilledScheduler(artifact, allow=allow)
     return chosen
 
 

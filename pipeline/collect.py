@@ -1,31 +1,40 @@
-"""stage=collect: all 2^D schedules at sampled decoding states, logged to Parquet."""
+"""stage=collect: all 2^D schedules at real decoding states, logged to Parquet."""
 
 from __future__ import annotations
 
-import hashlib
-import json
-import shutil
-import uuid
-from collections.abc import Iterable, Sequence
-from dataclasses import fields
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
-from pipeline.engine import drafting_config, drafting_rules, open_pair, open_profile
+from pipeline.card import CARD, write_card
+from pipeline.dataset import (
+    Dataset,
+    hold,
+    move_aside,
+    unit_records,
+    with_logged_budget,
+)
+from pipeline.dispatch import Dispatcher, Stop, Tally, stop_on_signals
+from pipeline.engine import check_name, drafting_config, drafting_rules, open_pair, open_profile
+from pipeline.engines import open_engine
+from pipeline.logs import event, log_file
+from pipeline.manifest import FOLDER
+from pipeline.places import SPLITS, dataset_url, meta_folder, old_folder
+from pipeline.progress import STATUS, Progress
 from pipeline.report import Stage, stage_run
-from pipeline.schema import COLUMNS, RULES_KEY, SCHEMA
-from pipeline.tasks import load_prompts, prompt_source
-from pipeline.texts import Text, greedy_texts, left_out
+from pipeline.rows import enumerate_text
+from pipeline.schema import COLUMNS
+from pipeline.store import Store, below, is_url, open_store
+from pipeline.tasks import TaskPrompt, load_prompts, prompt_source
+from pipeline.texts import Text, greedy_texts
+from pipeline.units import Unit, plan
+from pipeline.worker import Setup
 from treegraft_core import (
     AS_DEFINED,
-    SIGNALS,
     DraftingConfig,
     FixedSchedule,
     InputError,
@@ -33,209 +42,52 @@ from treegraft_core import (
     Pair,
     TreeGraftDecoder,
 )
-from treegraft_core.drafting import MidCall
-from treegraft_core.enumeration import DEFAULT_MEMORY, Enumeration, enumerate_states
-from treegraft_core.files import atomic_path
-from treegraft_core.models import CachedModel
+from treegraft_core.errors import StageError
 
-COUNT_NAMES = tuple(field.name for field in fields(MidCall))
-LONGEST_NAME = 120
-SPLITS = ("collect", "evaluate")
+SIGNAL_STATUS = 128
+REPLAY_PROMPTS = 6
 
 
-def bits_text(bits: Iterable[int]) -> str:
-    """Return bits as text, such as ``10101``."""
-    return "".join(map(str, bits))
-
-
-def state_id(text: Text, position: int) -> str:
-    """Return ``task/prompt_id/turn/position``, with slashes inside a name escaped."""
-    return f"{quote(text.task, safe='')}/{quote(text.prompt_id, safe='')}/{text.turn}/{position}"
-
-
-def state_rows(
-    text: Text, roots: Sequence[int], found: Enumeration, profile: LatencyProfile
-) -> pa.Table:
-    """Return the D · 2^D rows of each state; columns as in ``data/README.md``.
-
-    Rows are ordered by state, schedule and step.
-    """
-    states, schedules, depth = found.counts.shape[:3]
-    context = np.asarray(roots) + 1
-    position = context - text.prompt_tokens
-    step_ms, draft_ms, verify_ms = profile.times(found, context)
-    taken = [bits_text(row) for row in found.bits.tolist()]
-
-    def each_state(values: Any) -> Any:
-        return np.repeat(np.asarray(values), schedules * depth)
-
-    def each_schedule(values: Any) -> Any:
-        return np.repeat(np.asarray(values).reshape(-1), depth)
-
-    def each_step(values: Any) -> Any:
-        return np.tile(np.asarray(values).reshape(-1), states)
-
-    reach = found.ranks.shape[2]
-    ranks = np.repeat(found.ranks.reshape(-1, reach), depth, axis=0)
-    offsets = np.concatenate([[0], np.cumsum((ranks >= 0).sum(1))])
-    columns = {
-        "prompt_id": pa.array([text.prompt_id] * (states * schedules * depth)),
-        "turn": np.full(states * schedules * depth, text.turn),
-        "position": each_state(position),
-        "state_id": each_state([state_id(text, int(at)) for at in position]),
-        "schedule": each_schedule(taken * states),
-        "prompt_tokens": np.full(states * schedules * depth, text.prompt_tokens),
-        "context_tokens": each_state(context),
-        "target_ms": np.full(states * schedules * depth, profile.target_ms),
-        "mid_ms": np.full(states * schedules * depth, profile.mid_ms),
-        "accepted": each_schedule(found.accepted),
-        "committed": each_schedule(found.accepted + 1),
-        "t_draft_ms": each_schedule(draft_ms),
-        "t_verify_ms": each_schedule(verify_ms),
-        "accepted_ranks": pa.ListArray.from_arrays(
-            pa.array(offsets, pa.int32()), pa.array(ranks[ranks >= 0], pa.int16())
-        ),
-        "tree_nodes": each_schedule(found.tree_nodes),
-        "kept_nodes": each_schedule(found.kept_nodes),
-        "step": np.tile(np.arange(1, depth + 1), states * schedules),
-        "prefix": each_step([t[:k] for t in taken for k in range(depth)]),
-        "action": each_step(found.bits),
-        "future": each_step([t[k + 1 :] for t in taken for k in range(depth)]),
-        "step_ms": step_ms.reshape(-1),
-        **{name: found.signals[..., i].reshape(-1) for i, name in enumerate(SIGNALS)},
-        **{name: found.counts[..., i].reshape(-1) for i, name in enumerate(COUNT_NAMES)},
-    }
-    return pa.table(
-        {name: pa.array(columns[name]).cast(kind) for name, kind in COLUMNS.items()}, schema=SCHEMA
-    )
-
-
-def sample_roots(text: Text, count: int, rng: np.random.Generator) -> list[int]:
-    """Return ``count`` root positions spread over the answer; all of them if ``count`` is 0."""
-    roots = np.array(text.roots())
-    if count and len(roots) > count:
-        roots = np.sort(rng.choice(roots, size=count, replace=False))
-    return roots.tolist()
-
-
-def enumerate_text(
-    pair: Pair,
-    model: CachedModel,
-    text: Text,
-    roots: Sequence[int],
-    config: DraftingConfig,
-    memory: int = DEFAULT_MEMORY,
-    pack: int = 0,
-    keep_trees: bool = False,
-) -> Enumeration:
-    """Enumerate the states of one text, packed over one shared cache.
-
-    ``memory`` is the budget of a pack, bytes; ``pack`` the most states in one (0: no limit).
-    """
-    model.reset()
-    last = max(roots) + 1
-    model.run(text.tokens[:last], np.arange(last), rows=np.zeros(0, np.int64))
-    return enumerate_states(
-        model,
-        text.context(config.max_ngram),
-        roots,
-        config,
-        pair.vocabulary,
-        pair.target_vocab,
-        keep_trees,
-        pair.max_context,
-        memory,
-        pack,
-    )
-
-
-def write_rows(path: Path, rows: pa.Table, config: DraftingConfig) -> None:
-    """Write rows as one Parquet file, atomically; the drafting rules go into its metadata."""
-    rules = json.dumps(drafting_rules(config)).encode()
-    table = rows.replace_schema_metadata({**(rows.schema.metadata or {}), RULES_KEY: rules})
-    with atomic_path(path) as temporary:
-        pq.write_table(table, temporary, compression="zstd")
-
-
-def part_path(folder: Path, text: Text) -> Path:
-    """Return the Parquet file of one turn below a pair's folder."""
-    prompt = quote(text.prompt_id, safe="")
-    if len(prompt) > LONGEST_NAME:
-        prompt = hashlib.sha256(prompt.encode()).hexdigest()[:32]
-    name = f"part-{prompt}-{text.turn}.parquet"
-    return folder / f"task={quote(text.task, safe='')}" / name
-
-
-def pack_memory(conf: DictConfig) -> int:
-    """Return the budget of a pack, bytes."""
-    return int(float(conf.collect.memory_gb) * 2**30)
-
-
-def collect_texts(
-    conf: DictConfig,
-    stage: Stage,
-    pair: Pair,
-    texts: Sequence[Text],
-    folder: Path,
-    states_per_turn: int,
-    profile: LatencyProfile,
-) -> dict[str, dict[str, float]]:
-    """Enumerate and write every text; return counts and means by task."""
-    config, memory = drafting_config(conf), pack_memory(conf)
-    rng = np.random.default_rng(conf.seed)
-    model = CachedModel(pair.mid)
-    summary: dict[str, dict[str, float]] = {}
-    with tqdm(texts, desc="enumerate", unit="turn") as bar:
-        for number, text in enumerate(bar):
-            roots = sample_roots(text, states_per_turn, rng)
-            if not roots:
-                continue
-            found = enumerate_text(pair, model, text, roots, config, memory, int(conf.collect.pack))
-            rows = state_rows(text, roots, found, profile)
-            write_rows(part_path(folder, text), rows, config)
-            s = summary.setdefault(
-                text.task,
-                {
-                    "turns": 0,
-                    "states": 0,
-                    "rows": 0,
-                    "paths": 0,
-                    "A small": 0,
-                    "A mid": 0,
-                    "A best": 0,
-                },
-            )
-            s["turns"] += 1
-            s["states"] += len(roots)
-            s["rows"] += rows.num_rows
-            s["paths"] += found.paths
-            s["A small"] += int(found.accepted[:, 0].sum())
-            s["A mid"] += int(found.accepted[:, -1].sum())
-            s["A best"] += int(found.accepted.max(1).sum())
-            states = sum(v["states"] for v in summary.values())
-            bar.set_postfix(states=states)
-            stage.log({"collect/states": states, "collect/turns": number + 1})
-    return summary
-
-
-def show_summary(stage: Stage, summary: dict[str, dict[str, float]]) -> None:
-    """Print counts and means by task."""
-    stage.show(
-        "collected, by task (A: mean accepted tokens; best: over the 32 schedules)",
-        [
+def show_summary(stage: Stage, records: Sequence[dict[str, Any]]) -> None:
+    """Print counts and means by task, and what failed."""
+    rows = []
+    for task in dict.fromkeys(r["task"] for r in records):
+        mine = [r for r in records if r["task"] == task]
+        done = [r for r in mine if r["status"] == "done"]
+        states = sum(r["states"] for r in done)
+        rows.append(
             {
                 "task": task,
-                "turns": int(s["turns"]),
-                "states": int(s["states"]),
-                "rows": int(s["rows"]),
-                "paths a state": s["paths"] / s["states"],
-                "A All Small": s["A small"] / s["states"],
-                "A All Mid": s["A mid"] / s["states"],
-                "A best": s["A best"] / s["states"],
+                "prompts": len(done),
+                "empty": sum(r["status"] == "empty" for r in mine),
+                "failed": sum(r["status"] == "failed" for r in mine),
+                "turns": sum(r["turns"] for r in done),
+                "states": states,
+                "rows": sum(r["rows"] for r in done),
+                **{
+                    title: sum(r[name] for r in done) / states if states else float("nan")
+                    for title, name in MEANS.items()
+                },
             }
-            for task, s in summary.items()
-        ],
-    )
+        )
+    stage.show("collected, by task (A: mean accepted tokens; best: over all schedules)", rows)
+    failed = [r for r in records if r["status"] == "failed"]
+    if failed:
+        stage.show(
+            "failed: the same command tries them again",
+            [{"task": r["task"], "prompt": r["prompt"], "reason": r["reason"]} for r in failed],
+        )
+    for r in records:
+        if r["status"] != "failed" and "left out" in r.get("reason", ""):
+            print(f"note: task={r['task']}, question_id={r['prompt']}: {r['reason']}")
+
+
+MEANS = {
+    "paths a state": "paths",
+    "A All Small": "A small",
+    "A All Mid": "A mid",
+    "A best": "A best",
+}
 
 
 def replay_rounds(
@@ -256,7 +108,7 @@ def replay_rounds(
     """
     rng = np.random.default_rng(seed)
     usable = [t for t in texts if len(t.roots())]
-    model = CachedModel(pair.mid)
+    model = pair.open_mid()
     predicted, measured, same = [], [], 0
     for _ in tqdm(range(rounds), desc="replay", unit="round"):
         text = usable[int(rng.integers(len(usable)))]
@@ -289,56 +141,198 @@ def check_split(conf: DictConfig) -> str:
     return split
 
 
+def worker_conf(conf: DictConfig) -> dict[str, Any]:
+    """Return the configuration as plain data that means the same in another working directory."""
+    plain = OmegaConf.to_container(conf, resolve=True)
+    assert isinstance(plain, dict)
+    values: dict[str, Any] = {str(name): value for name, value in plain.items()}
+    values.pop("stage", None)
+    for name, value in values["paths"].items():
+        values["paths"][name] = value if is_url(value) else str(Path(value).resolve())
+    for role in ("target", "mid"):
+        path = values["pair"][role]["path"]
+        if Path(path).exists():
+            values["pair"][role]["path"] = str(Path(path).resolve())
+    return values
+
+
+def collect_units(
+    conf: DictConfig, stage: Stage, dataset: Dataset, units: Sequence[Unit], stop: Stop
+) -> Tally:
+    """Collect the units that are missing; return what was done."""
+    missing = dataset.missing(units)
+    if not missing:
+        print(f"all {len(units)} prompts are collected already", flush=True)
+        return Tally(0)
+    url = dataset.store.url if is_url(dataset.store.url) else str(Path(dataset.store.url).resolve())
+    setup = Setup(worker_conf(conf), dataset.profile.to_dict(), url, dataset.run)
+    engine = open_engine(conf, setup, len(missing))
+    before = len(units) - len(missing)
+    shard, shards = int(conf.collect.shard), int(conf.collect.shards)
+    name = f"{FOLDER}/status-{shard}-of-{shards}.json" if shards > 1 else STATUS
+    progress = Progress(stage, dataset.store, engine.name, before, len(units), name)
+    note = f", {before} are there already" if before else ""
+    print(f"{len(missing)} of {len(units)} prompts to collect{note}; {engine.name}", flush=True)
+    with log_file(stage.folder / "log.jsonl", progress.terminal()), progress:
+        event("run", engine=engine.name, missing=len(missing), prompts=len(units), url=url)
+        dataset.clean()
+        try:
+            tally = Dispatcher(
+                engine,
+                missing,
+                dataset.accept,
+                dataset.commit,
+                dataset.drop,
+                int(conf.collect.batch),
+                int(conf.engine.retries),
+                float(conf.engine.unit_timeout_s),
+                progress,
+            ).run(stop)
+        finally:
+            dataset.clean()
+        event("end", finished=tally.finished["done"], failed=tally.finished["failed"])
+    if stop.signal is not None:
+        done = before + tally.finished["done"] + tally.finished["empty"]
+        print(
+            f"stopped; {done} of {len(units)} prompts are collected, the same command goes on",
+            flush=True,
+        )
+        raise SystemExit(SIGNAL_STATUS + stop.signal)
+    return tally
+
+
+def check_outcome(conf: DictConfig, records: Sequence[dict[str, Any]]) -> None:
+    """Raise if too much has failed, or nothing is there.
+
+    Raises
+    ------
+    StageError
+        If more than ``collect.failures`` of the prompts failed.
+    InputError
+        If a task has no state at all.
+    """
+    failed = [r for r in records if r["status"] == "failed"]
+    if len(failed) > float(conf.collect.failures) * len(records):
+        raise StageError(
+            f"{len(failed)} of {len(records)} prompts failed, the first: {failed[0]['reason']}; "
+            f"more than collect.failures={conf.collect.failures} of them"
+        )
+    for task in dict.fromkeys(r["task"] for r in records):
+        mine = [r for r in records if r["task"] == task]
+        if all(r["status"] == "empty" for r in mine):
+            raise InputError(
+                f"task={task}: no prompt has a decoding state (question_id={mine[0]['prompt']}: "
+                f"{mine[0]['reason']}); give other prompts, or another collect.max_new_tokens="
+                f"{conf.collect.max_new_tokens}"
+            )
+
+
+def timing_check(
+    conf: DictConfig, units: Sequence[Unit], config: DraftingConfig, profile: LatencyProfile
+) -> dict[str, float]:
+    """Run some rounds for real, on texts of a few prompts, as `replay_rounds` says."""
+    step = max(1, len(units) // REPLAY_PROMPTS)
+    prompts: list[TaskPrompt] = [unit.prompt for unit in units[::step]]
+    pair = open_pair(conf)
+    texts, _ = greedy_texts(
+        pair,
+        prompts,
+        int(conf.collect.max_new_tokens),
+        int(conf.collect.batch),
+        config,
+        Path(conf.paths.cache) / "texts",
+    )
+    rounds = int(conf.collect.replay_rounds)
+    return replay_rounds(pair, texts, config, profile, rounds, int(conf.seed))
+
+
 def run(conf: DictConfig) -> None:
-    """Collect trajectories of the configured pair on the configured prompts.
+    """Collect what is missing of the configured pair's trajectories on the configured prompts.
 
     With ``collect.split=evaluate`` on the prompts to judge on: they go into a folder of their own,
-    which nothing that fits reads.
+    which nothing that fits reads. A run that ends early, however it ends, is gone on with by the
+    same command.
     """
-    config, split = drafting_config(conf), check_split(conf)
+    drafting_config(conf).small.check_stateless()
+    split = check_split(conf)
+    check_name("pair.name", str(conf.pair.name))
     profile = open_profile(conf)
     prompts = load_prompts(conf, split, conf.collect.prompts_per_task)
-    home = Path(conf.paths.trajectories) / split / f"pair={conf.pair.name}"
-    meta = Path(conf.paths.data) / "trajectories" / "meta"
-    of_split = meta if split == "collect" else meta / split
-    with stage_run(conf, "collect", of_split / str(conf.pair.name)) as stage:
-        stage.read(prompt_source(conf, split), f"{len(prompts)} prompts")
-        stage.read(Path(conf.paths.profile) / "profile.json")
-        pair = open_pair(conf)
-        texts, cut = greedy_texts(
-            pair,
-            prompts,
-            int(conf.collect.max_new_tokens),
-            int(conf.collect.batch),
-            config,
-            Path(conf.paths.cache) / "texts",
+    units = plan(conf, prompts)
+    shard, shards = int(conf.collect.shard), int(conf.collect.shards)
+    store = open_store(dataset_url(conf, split, str(conf.pair.name)))
+    meta = meta_folder(conf, split, str(conf.pair.name))
+    meta = meta / f"shard-{shard}-of-{shards}" if shards > 1 else meta
+    # The lock first: nothing is printed or moved by a run that has to wait, and Ctrl-C ends it.
+    with hold(store, shard, shards, bool(conf.collect.wait)), stop_on_signals() as stop:
+        if conf.collect.force:
+            begin_anew(conf, store)
+        conf = with_logged_budget(conf, store)
+        config = drafting_config(conf)
+        dataset = Dataset(store, conf, profile)
+        with stage_run(conf, "collect", meta) as stage:
+            stage.read(prompt_source(conf, split), f"{len(units)} prompts")
+            stage.read(Path(conf.paths.profile) / "profile.json")
+            note_profile(dataset)
+            tally = collect_units(conf, stage, dataset, units, stop)
+            finish(conf, stage, dataset, units, tally, config)
+            write_card(conf, store)
+            stage.wrote(store.url, f"{stage.metrics['rows']:,} rows")
+            stage.wrote(below(store.url, CARD))
+
+
+def begin_anew(conf: DictConfig, store: Store) -> None:
+    """Move the dataset aside, as ``collect.force`` asks for."""
+    if int(conf.collect.shards) > 1:
+        raise InputError("collect.force=true: not with collect.shards; move the dataset yourself")
+    place = move_aside(store, old_folder(conf))
+    if place is not None:
+        print(f"the dataset that was there is in {place} now", flush=True)
+
+
+def note_profile(dataset: Dataset) -> None:
+    """Say so if t does not come from the profile as it is now."""
+    if dataset.other_profile:
+        old, new = dataset.profile, dataset.own_profile
+        print(
+            f"note: t comes from the profile that this dataset began with (T_tgt "
+            f"{old.target_ms:.4g}, T_mid {old.mid_ms:.4g} ms), not from the one measured since "
+            f"({new.target_ms:.4g}, {new.mid_ms:.4g}); collect.force=true begins anew with it",
+            flush=True,
         )
-        scratch = Path(conf.paths.cache) / f"collect-{uuid.uuid4().hex[:8]}"
-        try:
-            summary = collect_texts(
-                conf, stage, pair, texts, scratch, int(conf.collect.states_per_turn), profile
-            )
-            if not summary:
-                raise InputError(
-                    f"collect.max_new_tokens={conf.collect.max_new_tokens}: no answer of two "
-                    "tokens or more; raise it or give other prompts"
-                )
-            for part in sorted(scratch.iterdir()):
-                with atomic_path(home / part.name) as temporary:
-                    shutil.move(part, temporary)
-        finally:
-            shutil.rmtree(scratch, ignore_errors=True)
-        show_summary(stage, summary)
-        stage.metrics |= {
-            "states": int(sum(s["states"] for s in summary.values())),
-            "rows": int(sum(s["rows"] for s in summary.values())),
-            "prompts_left_out": len(left_out(prompts, texts)),
-            "texts_cut_at_a_tie": cut,
-            "columns": len(COLUMNS),
-            "drafting": drafting_rules(config),
-        }
-        if conf.collect.replay_rounds:
-            stage.metrics |= replay_rounds(
-                pair, texts, config, profile, int(conf.collect.replay_rounds), int(conf.seed)
-            )
-        stage.wrote(home, f"{stage.metrics['rows']:,} rows")
+
+
+def finish(
+    conf: DictConfig,
+    stage: Stage,
+    dataset: Dataset,
+    units: Sequence[Unit],
+    tally: Tally,
+    config: DraftingConfig,
+) -> None:
+    """Show and check what is there now; compare times with real rounds."""
+    records = unit_records(dataset.manifest, units)
+    show_summary(stage, records)
+    check_outcome(conf, records)
+    done = [r for r in records if r["status"] == "done"]
+    stage.metrics |= {
+        "prompts": len(done),
+        "prompts_empty": sum(r["status"] == "empty" for r in records),
+        "prompts_failed": sum(r["status"] == "failed" for r in records),
+        "states": sum(r["states"] for r in done),
+        "rows": sum(r["rows"] for r in done),
+        "prompts_left_out": sum("left out" in r.get("reason", "") for r in records),
+        "ties_decoded_again": sum(r["ties"] for r in done),
+        "collected_now": tally.ended,
+        "tried_again": tally.retries,
+        "workers_lost": tally.lost,
+        "columns": len(COLUMNS),
+        "drafting": drafting_rules(config),
+    }
+    if conf.collect.replay_rounds and done:
+        if str(conf.engine.runner) == "ray":
+            print("note: collect.replay_rounds: no rounds are run for real under engine=ray")
+            return
+        with_states = {(r["task"], r["prompt"]) for r in done}
+        usable = [unit for unit in units if unit.key in with_states]
+        stage.metrics |= timing_check(conf, usable, config, dataset.profile)

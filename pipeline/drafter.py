@@ -1,9 +1,9 @@
-"""stage=drafter: distil a depth-pruned student of the target into a mid drafter.
+"""stage=drafter: make a mid drafter for the target: a depth-pruned student of it, or a head on it.
 
 Three steps, each of which continues where a killed run stopped: the target generates answers to
 the training prompts and its top-k distributions are kept (one file a batch); the draft vocabulary
-is the set of tokens that carry most of its probability; the student is trained on the
-Kullback-Leibler divergence to those distributions with embedding and head frozen.
+is the set of tokens that carry most of its probability; the drafter is trained on the
+Kullback-Leibler divergence to those distributions with embedding and output head frozen.
 """
 
 from __future__ import annotations
@@ -12,28 +12,36 @@ import csv
 import logging
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 from omegaconf import DictConfig, OmegaConf
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 from tqdm import tqdm
-from transformers import DynamicCache, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import PreTrainedModel
 
+from pipeline.head_training import Unrolled, build_head, divergence, trainable
 from pipeline.inputs import digest
 from pipeline.report import stage_run
+from pipeline.sequences import (
+    KEY_LENGTH,
+    Sequences,
+    batches,
+    choose_vocabulary,
+    generate,
+    generations_key,
+    outside_mass,
+)
 from pipeline.tasks import held_out_tasks
-from pipeline.texts import fingerprint, similar_length
 from treegraft_core.errors import InputError
 from treegraft_core.files import atomic_path, write_text
-from treegraft_core.models import cache_argument
+from treegraft_core.head_layouts import save_head
+from treegraft_core.hidden import HiddenStates
 from treegraft_core.pair import eos_tokens, load_target
-from treegraft_core.prompts import chat_ids, read_prompts
+from treegraft_core.prompts import read_prompts
 from treegraft_core.student import (
     DraftVocabulary,
     build_student,
@@ -44,273 +52,21 @@ from treegraft_core.student import (
 
 log = logging.getLogger(__name__)
 
-KEY_LENGTH = 12
-LENGTH_SLACK = 16
+KINDS = ("student", "head")
 
 
-@dataclass(frozen=True)
-class Job:
-    """One answer to generate.
+class Objective(Protocol):
+    """What a drafter is trained on and judged by."""
 
-    ``ids`` is the templated prompt, ``temperature`` 0 is greedy, ``chat`` the conversation so far
-    and ``rest`` the user turns that follow the answer.
-    """
+    data: Sequences
 
-    ids: tuple[int, ...]
-    temperature: float
-    chat: tuple[tuple[str, str], ...] = ()
-    rest: tuple[str, ...] = ()
+    def loss(self, model: Any, group: Sequence[int]) -> Tensor:
+        """Return the loss on some sequences."""
+        ...
 
-
-@dataclass
-class Sequences:
-    """Generated sequences with the target's top-k distribution at every generated token.
-
-    ``tokens[i]`` is prompt + answer, ``prompt_length[i]`` the tokens of the prompt,
-    ``top_tokens[i]`` and ``top_log_p[i]`` have shape ``[answer tokens, k]`` (nats).
-    """
-
-    tokens: list[Tensor]
-    prompt_length: list[int]
-    top_tokens: list[Tensor]
-    top_log_p: list[Tensor]
-
-
-@torch.inference_mode()
-def generate_batch(
-    target: PreTrainedModel,
-    jobs: Sequence[Job],
-    eos: set[int],
-    max_new_tokens: int,
-    top_k: int,
-    seed: int,
-) -> Sequences:
-    """Generate answers to ``jobs`` in one left-padded batch; finished rows leave the batch."""
-    device = target.device
-    generator = torch.Generator().manual_seed(seed)
-    width = max(len(job.ids) for job in jobs)
-    ids = torch.zeros(len(jobs), width, dtype=torch.long)
-    mask = torch.zeros(len(jobs), width, dtype=torch.long)
-    for row, job in enumerate(jobs):
-        ids[row, width - len(job.ids) :] = torch.tensor(job.ids)
-        mask[row, width - len(job.ids) :] = 1
-    ids, mask = ids.to(device), mask.to(device)
-    cache = DynamicCache(config=target.config)
-    position = (mask.cumsum(1) - 1).clamp_min(0)
-    answers: list[list[int]] = [[] for _ in jobs]
-    top_tokens: list[list[Tensor]] = [[] for _ in jobs]
-    top_log_p: list[list[Tensor]] = [[] for _ in jobs]
-    alive = list(range(len(jobs)))
-    for _ in range(max_new_tokens):
-        logits = target(
-            input_ids=ids,
-            attention_mask=mask,
-            position_ids=position,
-            logits_to_keep=1,
-            **{cache_argument(target): cache},
-        ).logits[:, -1]
-        log_p = logits.float().log_softmax(-1).cpu()
-        values, indices = log_p.topk(top_k, dim=-1)
-        temperature = torch.tensor([jobs[i].temperature for i in alive])
-        sampled = torch.multinomial(
-            (values / temperature.clamp_min(1e-4)[:, None]).softmax(-1), 1, generator=generator
-        )[:, 0]
-        pick = torch.where(temperature > 0, sampled, torch.zeros_like(sampled))
-        chosen = indices.gather(1, pick[:, None])[:, 0]
-        keep = []
-        for row, i in enumerate(alive):
-            token = int(chosen[row])
-            answers[i].append(token)
-            top_tokens[i].append(indices[row].to(torch.int32))
-            top_log_p[i].append(values[row].to(torch.float16))
-            if token not in eos:
-                keep.append(row)
-        if not keep:
-            break
-        if len(keep) < len(alive):
-            rows = torch.tensor(keep, device=device)
-            cache.batch_select_indices(rows)
-            mask, position, chosen = mask[rows], position[rows], chosen[torch.tensor(keep)]
-            alive = [alive[row] for row in keep]
-        ids = chosen[:, None].to(device)
-        mask = torch.cat([mask, mask.new_ones(len(alive), 1)], dim=1)
-        position = position[:, -1:] + 1
-    return Sequences(
-        tokens=[
-            torch.tensor([*job.ids, *a], dtype=torch.int32)
-            for job, a in zip(jobs, answers, strict=True)
-        ],
-        prompt_length=[len(job.ids) for job in jobs],
-        top_tokens=[torch.stack(t) for t in top_tokens],
-        top_log_p=[torch.stack(t) for t in top_log_p],
-    )
-
-
-def save_sequences(path: Path, data: Sequences) -> None:
-    """Write one generated batch as safetensors."""
-    tensors = {
-        "tokens": torch.cat(data.tokens),
-        "length": torch.tensor([len(t) for t in data.tokens]),
-        "prompt_length": torch.tensor(data.prompt_length),
-        "top_tokens": torch.cat(data.top_tokens),
-        "top_log_p": torch.cat(data.top_log_p),
-    }
-    with atomic_path(path) as temporary:
-        save_file(tensors, temporary)
-
-
-def load_sequences(paths: Sequence[Path]) -> Sequences:
-    """Read batches written by :func:`save_sequences`."""
-    data = Sequences([], [], [], [])
-    for path in paths:
-        part = load_file(path)
-        length, prompt = part["length"].tolist(), part["prompt_length"].tolist()
-        data.tokens += part["tokens"].split(length)
-        data.prompt_length += prompt
-        answer = [n - p for n, p in zip(length, prompt, strict=True)]
-        data.top_tokens += part["top_tokens"].split(answer)
-        data.top_log_p += part["top_log_p"].split(answer)
-    return data
-
-
-def first_job(tokenizer: PreTrainedTokenizerBase, turns: Sequence[str]) -> Job:
-    """Return the job of a prompt's first turn."""
-    return next_job(tokenizer, Job((), 0.0, (), tuple(turns)), None)
-
-
-def next_job(tokenizer: PreTrainedTokenizerBase, job: Job, answer: str | None) -> Job:
-    """Return the job of the next user turn; ``answer`` is the reply to the last, None at first."""
-    chat = job.chat if answer is None else (*job.chat, ("assistant", answer))
-    chat = (*chat, ("user", job.rest[0]))
-    ids = chat_ids(tokenizer, [{"role": role, "content": text} for role, text in chat])
-    return replace(job, ids=tuple(ids), chat=chat, rest=job.rest[1:])
-
-
-def plan_jobs(
-    jobs: Sequence[Job], temperatures: Sequence[float], batch: int, tokens: int, seed: int
-) -> list[list[Job]]:
-    """Shuffle prompt x temperature into batches of similar prompt length.
-
-    Every prompt appears once before any appears again, so that stopping at a token budget leaves
-    the most varied data.
-    """
-    rng = np.random.default_rng(seed)
-    plan: list[list[Job]] = []
-    for turn in range(len(temperatures)):
-        round_ = [
-            replace(job, temperature=temperatures[(n + turn) % len(temperatures)])
-            for n, job in enumerate(jobs)
-        ]
-        chunks = similar_length(round_, lambda job: job.ids, batch, LENGTH_SLACK, tokens)
-        plan += [chunks[i] for i in rng.permutation(len(chunks))]
-    return plan
-
-
-def generate(
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-    prompts: Sequence[Sequence[str]],
-    eos: set[int],
-    folder: Path,
-    conf: DictConfig,
-) -> tuple[Sequences, Sequences]:
-    """Generate (or read back) held-out and training sequences; one file a batch.
-
-    The second turn of a prompt is generated after its first answer, as soon as a batch of such
-    turns has come together.
-    """
-    order = np.random.default_rng(conf.seed).permutation(len(prompts))
-    jobs = [first_job(tokenizer, prompts[i]) for i in order]
-    jobs = [job for job in jobs if len(job.ids) <= conf.max_prompt_tokens]
-    held, rest = jobs[: conf.held_out_prompts], jobs[conf.held_out_prompts :]
-    queue = [
-        ("held", batch)
-        for batch in plan_jobs(held, [0.0], conf.batch, conf.batch_tokens, conf.seed)
-    ]
-    queue += [
-        ("train", batch)
-        for batch in plan_jobs(
-            rest, list(conf.temperatures), conf.batch, conf.batch_tokens, conf.seed
-        )
-    ]
-    paths: dict[str, list[Path]] = {"held": [], "train": []}
-    waiting: dict[str, list[Job]] = {"held": [], "train": []}
-    tokens = number = 0
-    with tqdm(total=conf.tokens, unit="tok", desc="generate") as bar:
-        while queue and tokens < conf.tokens:
-            kind, batch = queue.pop(0)
-            path = folder / f"{kind}-{number:05d}.safetensors"
-            if not path.exists():
-                save_sequences(
-                    path,
-                    generate_batch(
-                        target, batch, eos, conf.max_new_tokens, conf.top_k, conf.seed + number
-                    ),
-                )
-            number += 1
-            paths[kind].append(path)
-            data = load_sequences([path])
-            if kind == "train":
-                new = sum(len(t) for t in data.top_tokens)
-                tokens += new
-                bar.update(new)
-            for job, ids in zip(batch, data.tokens, strict=True):
-                if job.rest:
-                    answer = tokenizer.decode(ids[len(job.ids) :], skip_special_tokens=True)
-                    follow_up = next_job(tokenizer, job, answer)
-                    if len(follow_up.ids) <= conf.max_prompt_tokens:
-                        waiting[kind].append(follow_up)
-            if len(waiting[kind]) >= conf.batch or (
-                waiting[kind] and not any(k == kind for k, _ in queue)
-            ):
-                queue.insert(0, (kind, waiting[kind][: conf.batch]))
-                waiting[kind] = waiting[kind][conf.batch :]
-    if not paths["train"] or not paths["held"]:
-        raise InputError(
-            f"drafter.tokens={conf.tokens}, drafter.held_out_prompts={conf.held_out_prompts}: "
-            f"{len(prompts)} prompts leave nothing to train or to test on; raise them"
-        )
-    return load_sequences(paths["held"]), load_sequences(paths["train"])
-
-
-def choose_vocabulary(data: Sequences, size: int, vocab: int, always: set[int]) -> Tensor:
-    """Return the ``size`` tokens with the most target probability, ascending; ``always`` kept."""
-    mass = torch.zeros(vocab, dtype=torch.float64)
-    for tokens, log_p in zip(data.top_tokens, data.top_log_p, strict=True):
-        mass.index_add_(0, tokens.flatten().long(), log_p.flatten().double().exp())
-    mass[sorted(always)] = math.inf
-    return mass.topk(min(size, vocab)).indices.sort().values
-
-
-def outside_mass(data: Sequences, vocabulary: Tensor, vocab: int) -> float:
-    """Mean probability that the target puts outside ``vocabulary`` (top-k tail counted inside)."""
-    inside = torch.zeros(vocab, dtype=torch.bool)
-    inside[vocabulary] = True
-    tokens = torch.cat(data.top_tokens).long()
-    p = torch.cat(data.top_log_p).float().exp()
-    return float((p * ~inside[tokens]).sum(-1).mean())
-
-
-def batches(
-    data: Sequences, tokens_per_batch: int, max_length: int, seed: int
-) -> Iterator[list[int]]:
-    """Yield index lists of similar length for ever, reshuffled every epoch; deterministic."""
-    length = np.minimum([len(t) for t in data.tokens], max_length)
-    epoch = 0
-    while True:
-        rng = np.random.default_rng([seed, epoch])
-        order = np.argsort(length + rng.uniform(0, 24, len(length)))
-        group: list[int] = []
-        groups: list[list[int]] = []
-        for i in order:
-            if group and (len(group) + 1) * length[i] > tokens_per_batch:
-                groups.append(group)
-                group = []
-            group.append(int(i))
-        groups.append(group)
-        for g in rng.permutation(len(groups)):
-            yield groups[g]
-        epoch += 1
+    def agreement(self, model: Any, limit: int) -> dict[str, float]:
+        """Return how well the drafter agrees with the target on the first ``limit`` sequences."""
+        ...
 
 
 class Distillation:
@@ -347,16 +103,7 @@ class Distillation:
 
     def loss(self, student: PreTrainedModel, group: Sequence[int]) -> Tensor:
         """Mean KL in nats a token, over the target's top-k tokens inside the draft vocabulary."""
-        index, log_p, student_log_p = self.outputs(student, group)
-        inside = index >= 0
-        use = inside.any(-1)
-        index, log_p, inside = index[use], log_p[use], inside[use]
-        log_p = log_p.masked_fill(~inside, -math.inf).log_softmax(-1)
-        p = log_p.exp()
-        difference = log_p.masked_fill(~inside, 0.0) - student_log_p[use].gather(
-            1, index.clamp_min(0)
-        )
-        return (p * difference).sum(-1).mean()
+        return divergence(*self.outputs(student, group))
 
     @torch.no_grad()
     def agreement(self, student: PreTrainedModel, limit: int) -> dict[str, float]:
@@ -390,16 +137,15 @@ def learning_rate(step: int, steps: int, peak: float, warmup: int) -> float:
 
 
 def fit(
-    student: PreTrainedModel,
-    train: Distillation,
-    held: Distillation,
+    model: nn.Module,
+    parameters: Mapping[str, nn.Parameter],
+    train: Objective,
+    held: Objective,
     folder: Path,
     conf: DictConfig,
     report: Callable[[dict[str, float], int], None],
 ) -> list[dict[str, float]]:
     """Train until ``conf.steps``; checkpoint and continue from ``folder/checkpoint.pt``."""
-    named = own_state(student)
-    parameters = {n: p for n, p in student.named_parameters() if n in named}
     groups: list[dict[str, Any]] = [
         {"params": [p for p in parameters.values() if p.ndim > 1]},
         {"params": [p for p in parameters.values() if p.ndim <= 1], "weight_decay": 0.0},
@@ -415,21 +161,23 @@ def fit(
     first = 0
     if checkpoint.exists():
         saved = torch.load(checkpoint, weights_only=True)
-        student.load_state_dict(saved["student"], strict=False)
+        model.load_state_dict(saved["student"], strict=False)
         optimizer.load_state_dict(saved["optimizer"])
         first, history = int(saved["step"]), list(saved["history"])
         log.info("continuing at step %d", first)
     stream = batches(train.data, conf.tokens_per_batch, conf.max_length, conf.seed)
     for _ in range(first):
         next(stream)
-    student.train()
+    model.train()
     started = time.monotonic()
     bar = tqdm(range(first, conf.steps), initial=first, total=conf.steps, desc="train")
     running: list[float] = []
     for step in bar:
         for group in optimizer.param_groups:
-            group["lr"] = learning_rate(step, conf.steps, conf.learning_rate, conf.warmup)
-        loss = train.loss(student, next(stream))
+            group["lr"] = learning_rate(
+                step, int(conf.schedule_steps), conf.learning_rate, conf.warmup
+            )
+        loss = train.loss(model, next(stream))
         optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(list(parameters.values()), 1.0)
@@ -442,7 +190,7 @@ def fit(
                 "step": step + 1,
                 "train_kl": float(np.mean(running)),
                 "seconds": time.monotonic() - started,
-                **held.agreement(student, conf.held_out_prompts if last else conf.evaluate_limit),
+                **held.agreement(model, conf.held_out_prompts if last else conf.evaluate_limit),
             }
             history.append(row)
             running = []
@@ -464,31 +212,15 @@ def fit(
     return history
 
 
-def generations_key(
-    conf: DictConfig,
-    prompts: Sequence[Sequence[str]],
-    path: str,
-    target: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerBase,
-) -> str:
-    """Digest of what decides the generated data: students that agree in it share the data."""
-    names = (
-        "temperatures",
-        "max_new_tokens",
-        "max_prompt_tokens",
-        "batch",
-        "batch_tokens",
-        "top_k",
-        "held_out_prompts",
-        "seed",
-    )
-    recipe = {n: OmegaConf.to_container(conf)[n] for n in names}  # type: ignore[index,call-overload]
-    source = [path, fingerprint(target), tokenizer.chat_template]
-    return digest([recipe, [list(p) for p in prompts], source], KEY_LENGTH)
-
-
 def check_drafter(conf: DictConfig) -> None:
     """Say what is wrong with the recipe before anything is loaded."""
+    if conf.kind not in KINDS:
+        raise InputError(f"drafter.kind={conf.kind}: choose one of {', '.join(KINDS)}")
+    if conf.kind == "head" and (int(conf.unroll) < 1 or not conf.layers):
+        raise InputError(
+            f"drafter.unroll={conf.unroll}, drafter.layers={list(conf.layers)}: a head is unrolled "
+            "1 step at least and reads 1 layer at least"
+        )
     for name in ("steps", "tokens", "batch", "vocabulary", "held_out_prompts", "evaluate_every"):
         if int(conf[name]) < 1:
             raise InputError(f"drafter.{name}={conf[name]}: must be at least 1")
@@ -549,8 +281,34 @@ distilled by this project's `stage=drafter`.
 """
 
 
+HEAD_CARD = """# {name}
+
+A mid drafter for speculative decoding: one transformer layer on the hidden states of `{target}`
+(the layout of EAGLE-3, arXiv 2503.01840), trained by this project's `stage=drafter drafter=head`.
+
+- **What is here.** `head.safetensors` (bf16): the layer, the fusion of what the target's layers
+  {layers} read, the norm, and the list of {vocabulary:,} tokens that its output head covers.
+  Embedding and output head are the target's and are not stored. `recipe.yaml` is the configuration
+  that made it, `train_log.csv` its training log.
+- **Data.** {train_tokens:,} tokens that the target itself generated (temperatures {temperatures})
+  on `{prompts}`; no benchmark prompt.
+- **Loss.** KL(target ‖ head) over the target's top {top_k} tokens inside the draft vocabulary, at
+  {unroll} unrolled steps, each on the outputs of the last, step j weighted by {decay}^j; embedding
+  and output head frozen; {steps} steps of about {tokens_per_batch:,} tokens.
+- **Held-out agreement** with the target's argmax on {held_tokens:,} tokens of greedy generations to
+  {held_prompts} held-out prompts, on the target's hidden states: top-1 **{top1:.3f}**, top-10
+  **{top10:.3f}**, KL {kl:.3f} nats; {later}. A greedy token outside the draft vocabulary counts as
+  a miss.
+- **Outside the vocabulary** a token gets log p = {floor:.3f} nats, the log of the probability mass
+  that the target puts outside it on held-out generations.
+- **Limits.** It only proposes; the target verifies every token, so it changes speed and never the
+  output. It is weak on topics and languages that the training prompts lack.
+- **Licence.** {licence}
+"""
+
+
 def run(conf: DictConfig) -> None:
-    """Distil a student of the configured target and write it with its recipe, log and card."""
+    """Train the configured drafter of the target and write it with its recipe, log and card."""
     recipe = conf.drafter
     check_drafter(recipe)
     prompts = read_train_prompts(conf)
@@ -564,8 +322,9 @@ def run(conf: DictConfig) -> None:
             str(conf.engine.device),
             "float32",
             Path(conf.paths.cache) / "models",
+            bool(conf.engine.trust_remote_code),
         )
-        student_config(target, list(recipe.layers))
+        check_layers(target, recipe)
         vocab = int(target.get_output_embeddings().weight.shape[0])
         eos = set(eos_tokens(target, tokenizer))
         key = generations_key(recipe, prompts, str(conf.pair.target.path), target, tokenizer)
@@ -574,31 +333,17 @@ def run(conf: DictConfig) -> None:
         tokens = choose_vocabulary(train, int(recipe.vocabulary), vocab, eos)
         floor = math.log(max(outside_mass(held, tokens, vocab), 1e-6))
         torch.manual_seed(int(recipe.seed))
-        student = build_student(target, list(recipe.layers), tokens)
-        length = int(recipe.max_length)
         training = digest([OmegaConf.to_container(recipe, resolve=True), key], KEY_LENGTH)
-        history = fit(
-            student,
-            Distillation(train, tokens, vocab, length),
-            Distillation(held, tokens, vocab, length),
-            work / f"training-{training}",
-            recipe,
-            stage.log,
-        )
+        made = start(target, recipe, tokens, (train, held), vocab)
+        history = fit(*made, work / f"training-{training}", recipe, stage.log)
         final = history[-1]
-        figures = {
-            "top1": final["top1"],
-            "top10": final["top10"],
-            "kl": final["kl"],
+        figures = {name: v for name, v in final.items() if name.startswith(("top", "kl"))} | {
             "train_tokens": sum(len(t) for t in train.top_tokens),
             "held_tokens": int(final["tokens"]),
         }
-        save_student(
-            folder,
-            student,
-            DraftVocabulary(tokens, floor),
-            {"target": str(conf.pair.target.path), "layers": list(recipe.layers), **figures},
-        )
+        meta = {"target": str(conf.pair.target.path), "layers": list(recipe.layers), **figures}
+        save = save_head if recipe.kind == "head" else save_student
+        save(folder, made[0], DraftVocabulary(tokens, floor), meta)
         write_log(folder / "train_log.csv", history)
         write_text(folder / "recipe.yaml", OmegaConf.to_yaml(recipe, resolve=True))
         write_text(folder / "README.md", card(conf, figures, floor))
@@ -607,14 +352,48 @@ def run(conf: DictConfig) -> None:
         stage.wrote(folder)
 
 
+def check_layers(target: PreTrainedModel, recipe: DictConfig) -> None:
+    """Say before anything is generated if the target lacks a layer of the recipe."""
+    if recipe.kind == "head":
+        HiddenStates(target, list(recipe.layers))
+    else:
+        student_config(target, list(recipe.layers))
+
+
+def start(
+    target: PreTrainedModel,
+    recipe: DictConfig,
+    vocabulary: Tensor,
+    data: tuple[Sequences, Sequences],
+    vocab: int,
+) -> tuple[Any, dict[str, nn.Parameter], Objective, Objective]:
+    """Return a new drafter, its weights that are trained, and its objectives.
+
+    ``data`` are the sequences to train on and the held-out ones, in which order the objectives are.
+    """
+    if recipe.kind == "head":
+        head = build_head(target, recipe, vocabulary)
+        ours, theirs = (Unrolled(target, part, vocabulary, vocab, recipe) for part in data)
+        return head, trainable(head), ours, theirs
+    student = build_student(target, list(recipe.layers), vocabulary)
+    named = own_state(student)
+    length = int(recipe.max_length)
+    mine, held = (Distillation(part, vocabulary, vocab, length) for part in data)
+    parameters = {name: p for name, p in student.named_parameters() if name in named}
+    return student, parameters, mine, held
+
+
 def card(conf: DictConfig, figures: dict[str, Any], floor: float) -> str:
     """Return the model card."""
     recipe = conf.drafter
     embedded = str(conf.pair.target.path).startswith("embedded:")
-    return CARD.format(
+    head = recipe.kind == "head"
+    own: dict[str, Any] = {"n_layers": len(recipe.layers)}
+    if head:
+        own = {"unroll": recipe.unroll, "decay": recipe.decay, "later": later_steps(figures)}
+    return (HEAD_CARD if head else CARD).format(
         name=recipe.name,
         target="SmolLM2-135M-Instruct" if embedded else conf.pair.target.path,
-        n_layers=len(recipe.layers),
         layers=", ".join(map(str, recipe.layers)),
         vocabulary=int(recipe.vocabulary),
         temperatures=", ".join(map(str, recipe.temperatures)),
@@ -626,4 +405,18 @@ def card(conf: DictConfig, figures: dict[str, Any], floor: float) -> str:
         floor=floor,
         licence="Apache-2.0, as its target's." if embedded else "As its target's.",
         **figures,
+        **own,
+    )
+
+
+def later_steps(figures: Mapping[str, float]) -> str:
+    """Say how a head agrees with the target in drafts, on its own outputs."""
+    steps = [n for n in range(2, 100) if f"top1_{n}" in figures]
+    each = [f"{figures[f'top1_{n}']:.3f} and {figures[f'top10_{n}']:.3f}" for n in steps]
+    names = [f"step {n}" for n in steps]
+    return (
+        "in drafts, on its own outputs, top-1 and top-10 are "
+        + ", ".join(f"{value} at {name}" for name, value in zip(names, each, strict=True))
+        if steps
+        else "it was not unrolled"
     )

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 from transformers.utils import logging as transformers_logging
 
+from pipeline.small import small_drafter
 from treegraft_core import (
     DraftingConfig,
     InputError,
@@ -46,14 +48,15 @@ def open_pair(conf: DictConfig) -> Pair:
         dtype=str(conf.engine.dtype),
         cache=Path(conf.paths.cache) / "models",
         pack=bool(conf.engine.pack),
+        trust_remote_code=bool(conf.engine.trust_remote_code),
     )
 
 
-def drafting_config(conf: DictConfig) -> DraftingConfig:
-    """Return the validated drafting configuration."""
-    values = OmegaConf.to_container(conf.drafting, resolve=True)
+def drafting_config(conf: DictConfig, rules: Any = None) -> DraftingConfig:
+    """Return the validated drafting configuration; ``rules`` in place of ``conf.drafting``."""
+    values = OmegaConf.to_container(conf.drafting if rules is None else rules, resolve=True)
     assert isinstance(values, dict)
-    return DraftingConfig(**{str(k): v for k, v in values.items()})
+    return DraftingConfig(**{str(k): v for k, v in values.items()}, small=small_drafter(conf))
 
 
 def runtime_config(conf: DictConfig) -> RuntimeConfig:
@@ -82,7 +85,5 @@ def open_profile(conf: DictConfig) -> LatencyProfile:
 
 def drafting_rules(config: DraftingConfig) -> dict[str, int | str]:
     """Return the settings that decide trees, and so must be equal where logs are combined."""
-    return {
-        name: getattr(config, name)
-        for name in ("depth", "width", "verify_nodes", "max_ngram", "pool", "graft")
-    }
+    names = ("depth", "width", "verify_nodes", "max_ngram", "pool", "graft")
+    return {**{name: getattr(config, name) for name in names}, "small": config.small.rule()}

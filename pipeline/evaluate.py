@@ -17,7 +17,6 @@ from omegaconf import DictConfig
 from tqdm import tqdm
 
 from pipeline.collate import collate, predict
-from pipeline.collect import bits_text, enumerate_text, pack_memory
 from pipeline.engine import drafting_config, drafting_rules, open_pair, open_profile
 from pipeline.features import check_numerator
 from pipeline.hardware import Outcomes, outcomes
@@ -48,6 +47,7 @@ from pipeline.replay import (
 )
 from pipeline.report import Stage, stage_run
 from pipeline.results import ablation_table, load_results, main_table, orderings, task_table
+from pipeline.rows import bits_text, enumerate_text, pack_memory
 from pipeline.systems import Bench, System
 from pipeline.tasks import TaskPrompt, first_of_each, load_prompts, prompt_source
 from pipeline.texts import Text, greedy_texts, left_out
@@ -61,7 +61,7 @@ from treegraft_core import (
     load_scheduler,
 )
 from treegraft_core.files import write_json
-from treegraft_core.models import CachedModel
+from treegraft_core.fit_check import check_fits, families
 from treegraft_core.tree import IntArray
 
 PAPER_FIXED = (1, 0, 1, 0, 1)
@@ -94,7 +94,7 @@ class Enumerated:
 
 def enumerate_texts(bench: Bench, texts: Sequence[Text], config: DraftingConfig) -> Tries:
     """Enumerate every state of every text."""
-    model, conf = CachedModel(bench.pair.mid), bench.conf
+    model, conf = bench.pair.open_mid(), bench.conf
     memory, pack = pack_memory(conf), int(conf.collect.pack)
     parts = []
     with tqdm(texts, desc="enumerate", unit="turn") as bar:
@@ -365,6 +365,8 @@ def note_other_rules(artifact: SchedulerArtifact, config: DraftingConfig) -> Non
     """Say so when the scheduler was distilled from trees grown by other rules."""
     trained = artifact.metadata.get("drafting", {})
     for name, value in drafting_rules(config).items():
+        if name in artifact.trained.widths:
+            continue  # checked: it is refused, or a warning says it
         if name in trained and trained[name] != value:
             print(
                 f"note: the scheduler was distilled with drafting.{name}={trained[name]}; "
@@ -410,8 +412,10 @@ def run(conf: DictConfig) -> None:
         stage.read(conf.paths.scheduler)
         note_other_rules(artifact, config)
         bench = Bench(conf, open_pair(conf), profile, artifact, value)
+        small, mid = families(bench.pair, config)
+        check_fits(artifact, config, small, mid, profile, list(conf.evaluate.allow))
         systems = bench.build()
-        texts, cut = greedy_texts(
+        texts, ties = greedy_texts(
             bench.pair,
             prompts,
             int(conf.evaluate.max_new_tokens),
@@ -424,7 +428,7 @@ def run(conf: DictConfig) -> None:
                 f"evaluate.max_new_tokens={conf.evaluate.max_new_tokens}: no answer of two tokens "
                 "or more; raise it or give other prompts"
             )
-        stage.metrics["texts_cut_at_a_tie"] = cut
+        stage.metrics["ties_decoded_again"] = ties
         stage.metrics["prompts_left_out"] = len(left_out(prompts, texts))
         jobs = units(texts, decoded)
         records: list[dict[str, Any]] = []

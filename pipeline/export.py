@@ -10,29 +10,76 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
+import pandas as pd
 from omegaconf import DictConfig, OmegaConf
 from safetensors import safe_open
 
 from pipeline import report
 from pipeline.distill import Classifier, linear_layers, load_classifier
 from pipeline.engine import drafting_config, drafting_rules
-from pipeline.features import check_fitted, input_names, read_selection
+from pipeline.features import check_fitted, input_names, read_selection, trajectory_folder
 from pipeline.inputs import read_json
 from pipeline.label import load_labels
+from pipeline.manifest import read_manifest
 from pipeline.report import stage_run
+from pipeline.store import LocalStore
 from treegraft_core import InputError, SchedulerArtifact, load_scheduler
 from treegraft_core.artifact import LITERAL_NAME
+from treegraft_core.trained import WIDTHS, Drafters, Trained
 from treegraft_core.tree import FloatArray
 
 LITERAL_FILE = "treegraft_scheduler.py"
-FILES = ("scheduler.safetensors", "scheduler.json", LITERAL_FILE)
+FILES = ("scheduler.safetensors", "scheduler.json", "README.md", LITERAL_FILE)
 STATES = 1000
 PLAIN_STATES = 50
 TOLERANCE = 1e-5
 
 
-def to_artifact(classifier: Classifier, metadata: dict[str, Any]) -> SchedulerArtifact:
-    """Return the classifier as the core's artifact, in float64."""
+def drafters_of(conf: DictConfig, pairs: Sequence[str]) -> tuple[Drafters, ...]:
+    """Return the drafters that the trajectories of the pairs were collected with.
+
+    The manifests of their datasets say so. If one does not, nothing is returned, with a note.
+    """
+    found = []
+    for pair in pairs:
+        header = read_manifest(LocalStore(trajectory_folder(conf, pair))).header
+        config = {} if header is None else header["config"]
+        if "models.mid_family" not in config:
+            print(
+                f"note: the trajectories of {pair} do not say which drafters they are of; whoever "
+                "loads the scheduler is warned that they are not checked"
+            )
+            return ()
+        # A drafter's rule is its name, then its settings in braces.
+        small = str(config.get("drafting.small", "ngram")).partition(" {")[0]
+        mid, identity = str(config["models.mid_family"]), str(config.get("models.mid", ""))
+        found.append(Drafters(small, mid, pair, identity))
+    return tuple(found)
+
+
+def costs_of(labels: pd.DataFrame) -> dict[str, tuple[float, float]]:
+    """Return the least and the most T_tgt and T_mid (ms), and of their ratio, over all labels."""
+    target_ms = labels["target_ms"].to_numpy(np.float64)
+    mid_ms = labels["mid_ms"].to_numpy(np.float64)
+    costs = {"target_ms": target_ms, "mid_ms": mid_ms, "ratio": target_ms / mid_ms}
+    return {name: (float(each.min()), float(each.max())) for name, each in costs.items()}
+
+
+def trained_on(conf: DictConfig, classifier: Classifier, labels: pd.DataFrame) -> Trained:
+    """Return what the classifier was trained on."""
+    config = drafting_config(conf)
+    return Trained(
+        widths={name: int(getattr(config, name)) for name in WIDTHS},
+        drafters=drafters_of(conf, classifier.pairs),
+        costs=costs_of(labels),
+        metrics=classifier.metrics,
+    )
+
+
+def to_artifact(
+    classifier: Classifier, metadata: dict[str, Any], trained: Trained | None = None
+) -> SchedulerArtifact:
+    """Return the classifier as the core's artifact, in float64; ``trained`` is what it was on."""
     module = classifier.module
     layers = linear_layers(module)
     return SchedulerArtifact(
@@ -45,6 +92,7 @@ def to_artifact(classifier: Classifier, metadata: dict[str, Any]) -> SchedulerAr
         y_mean=float(module.y_mean[0]),
         y_std=float(module.y_std[0]),
         metadata=metadata,
+        trained=trained or Trained(),
     )
 
 
@@ -113,13 +161,13 @@ def compare(folder: Path, x: FloatArray, margin: FloatArray) -> list[dict[str, A
 
 
 def write_checked(
-    artifact: SchedulerArtifact, folder: Path, x: FloatArray, margin: FloatArray
+    artifact: SchedulerArtifact, folder: Path, name: str, x: FloatArray, margin: FloatArray
 ) -> list[dict[str, Any]]:
     """Write the files beside their place, compare them, and only then move them there."""
     folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(dir=folder, prefix=".export-") as name:
-        draft = Path(name)
-        artifact.save(draft)
+    with TemporaryDirectory(dir=folder, prefix=".export-") as place:
+        draft = Path(place)
+        artifact.save_pretrained(draft, repo_id=name)
         artifact.save_literal(draft / LITERAL_FILE)
         table = compare(draft, x, margin)
         worst = max(row["max_difference"] for row in table)
@@ -164,18 +212,17 @@ def run(conf: DictConfig) -> None:
             "pairs": list(classifier.pairs),
             "tasks": sorted(set(labels["task"])),
             "selection": selection,
-            "distill": classifier.metrics,
             "numerator": header["numerator"],
             "margin_unit": classifier.unit,
             "hardware": hardware_of(conf),
             "git_sha": report.git_sha(),
         }
-        artifact = to_artifact(classifier, metadata)
+        artifact = to_artifact(classifier, metadata, trained_on(conf, classifier, labels))
         count = min(STATES, len(labels))
         picked = np.random.default_rng(conf.seed).choice(len(labels), count, replace=False)
         x = labels[list(input_names(depth, signals))].to_numpy(np.float64)[np.sort(picked)]
         margin = classifier.module.double().predict(x)[:, 0]
-        table = write_checked(artifact, folder, x, margin)
+        table = write_checked(artifact, folder, str(conf.fit.name), x, margin)
         stage.show("Margins of the exported files against the torch model", table)
         for file in FILES:
             stage.wrote(folder / file)

@@ -18,6 +18,7 @@ from omegaconf import DictConfig
 from pipeline.engine import check_name, drafting_config, drafting_rules
 from pipeline.hardware import at_budget
 from pipeline.inputs import read_json
+from pipeline.places import dataset_url, local_pair, local_trajectories
 from pipeline.report import Stage
 from pipeline.schema import logged_budgets
 from pipeline.tasks import held_out_tasks
@@ -54,7 +55,7 @@ def check_fitted(conf: DictConfig, pairs: Sequence[str], path: Path, stage: str)
 
 def trajectory_folder(conf: DictConfig, pair: str) -> Path:
     """Return the folder of a pair's trajectories."""
-    return Path(conf.paths.trajectories) / "collect" / f"pair={pair}"
+    return local_trajectories(conf) / "collect" / f"pair={pair}"
 
 
 def load_tries(conf: DictConfig) -> Tries:
@@ -65,12 +66,13 @@ def load_tries(conf: DictConfig) -> Tries:
     InputError
         If a pair has none or unsound ones (`read_tries`), or a row is of a held-out task.
     """
-    folders = {pair: trajectory_folder(conf, pair) for pair in fit_pairs(conf)}
+    folders = {pair: local_pair(conf, "collect", pair) for pair in fit_pairs(conf)}
     for pair, folder in folders.items():
         if next(folder.rglob("*.parquet"), None) is None:
             choice = "" if pair == str(conf.pair.name) else f" pair={pair}"
+            where = dataset_url(conf, "collect", pair)
             raise InputError(
-                f"fit.pairs: no trajectories of {pair} in {folder}; run python -m pipeline.run "
+                f"fit.pairs: no trajectories of {pair} in {where}; run python -m pipeline.run "
                 f"stage=collect{choice} first"
             )
     return join([read_pair(conf, pair, folder) for pair, folder in folders.items()])

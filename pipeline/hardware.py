@@ -21,7 +21,6 @@ from treegraft_core.tree import FloatArray, IntArray
 FAR_NODES, FAR_CONTEXT = 64, 1000
 MEAN_STATES = 1024
 """States of a pair that the mean nodes of its passes are taken from."""
-REFRESH, EXPAND, ALL = range(3)
 
 
 @dataclass(frozen=True)
@@ -135,11 +134,7 @@ def at_budget(tries: Tries, profile: LatencyProfile, verify_nodes: int) -> Tries
 def mid_step_ms(tries: Tries, profile: LatencyProfile) -> FloatArray:
     """Return the time of a mid step at every prefix, ms, shape ``[S, 2^D − 1]``."""
     at = tries.states["context_tokens"].to_numpy(np.int64)[:, None]
-    columns = [ALL] if profile.evaluation == "all" else [REFRESH, EXPAND]
-    ms = np.full(tries.counts.shape[:2], profile.mid_overhead_ms)
-    for c in columns:
-        nodes = tries.counts[..., c].astype(np.int64)
-        ms += np.where(nodes > 0, profile.mid.at(nodes, at), 0.0)
+    ms: FloatArray = profile.mid_step_ms(tries.counts.astype(np.int64), at)
     return ms
 
 

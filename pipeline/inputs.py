@@ -16,6 +16,9 @@ from torch import Tensor
 
 from treegraft_core import InputError
 
+BAD_TABLE = (OSError, pa.ArrowException, ValueError, TypeError, RecursionError, MemoryError)
+"""What reading damaged bytes as Parquet may raise; `MemoryError` for a length that was changed."""
+
 
 def digest(value: Any, length: int = 16) -> str:
     """Return a short digest of plain data, to tell inputs apart."""
@@ -41,7 +44,7 @@ def read_json(path: Path, stage: str) -> dict[str, Any]:
     """Read a JSON object that ``stage`` wrote."""
     try:
         value = json.loads(require(path, stage).read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+    except (ValueError, RecursionError) as error:  # not UTF-8, not JSON, or beyond Python's limits
         raise damaged(path, stage, error) from error
     if not isinstance(value, dict):
         raise damaged(path, stage, "not a JSON object")
@@ -62,8 +65,11 @@ def read_table(path: Path, stage: str, key: bytes) -> tuple[pd.DataFrame, dict[s
     try:
         table = pq.read_table(require(path, stage))
         header = json.loads((table.schema.metadata or {})[key])
+        frame = table.to_pandas()
     except KeyError as error:
         raise damaged(path, stage, f"no {key.decode()} in its metadata") from error
-    except (OSError, pa.ArrowException, json.JSONDecodeError) as error:
+    except BAD_TABLE as error:
         raise damaged(path, stage, error) from error
-    return table.to_pandas(), header
+    if not isinstance(header, dict):
+        raise damaged(path, stage, f"{key.decode()} in its metadata is no JSON object")
+    return frame, header

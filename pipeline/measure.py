@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from treegraft_core.files import write_json
 
 FORMAT = 1
 OUTPUT_FIELDS = ("tokens", "counted", "ms", "rounds")
-CALL_FIELDS = ("refresh_nodes", "expand_nodes", "all_nodes", "pool_nodes", "earlier_picks")
+CALL_FIELDS = tuple(field.name for field in fields(MidCall))
 EXPECTED_SHARE = 0.85
 """Of the most new tokens, what an answer is expected to take."""
 EXPECTED = {

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from tqdm import tqdm
 
 from pipeline.engine import drafting_config, open_pair, profile_path
+from pipeline.inputs import digest
 from pipeline.report import Stage, machine, stage_run
 from pipeline.tasks import load_prompts
 from treegraft_core import (
@@ -30,7 +32,6 @@ from treegraft_core import (
     TreeGraftDecoder,
 )
 from treegraft_core.latency import Grid
-from treegraft_core.models import CachedModel
 from treegraft_core.neural import MidDrafter
 from treegraft_core.prompts import chat_ids
 from treegraft_core.verify import verify
@@ -44,6 +45,14 @@ def random_tree(rng: np.random.Generator, nodes: int, vocab: int, depth: int) ->
         token = int(rng.integers(vocab))
         if tree.depth[parent] < depth and tree.child(parent, token) < 0:
             tree.add(parent, token, -float(rng.random()))
+    return tree
+
+
+def flat_tree(nodes: int, vocab: int) -> DraftTree:
+    """Return a tree of ``nodes`` children of the root."""
+    tree = DraftTree.from_root(0)
+    for token in range(nodes):
+        tree.add(0, token % vocab, -1.0)
     return tree
 
 
@@ -88,20 +97,34 @@ def measure_grid(
 
 
 def mid_grid(pair: Pair, config: DraftingConfig, conf: DictConfig, contexts: list[int]) -> Grid:
-    """Time mid passes: mask, model, distributions, by new nodes (root included) x context."""
+    """Time mid passes: mask, model, distributions, by new nodes (root included) x context.
+
+    Of a sequential drafter one level: the root is evaluated before, the nodes are its children.
+    """
     rng = np.random.default_rng(0)
-    drafter = MidDrafter(CachedModel(pair.mid), config.width, pair.vocabulary, pair.target_vocab)
+    drafter = MidDrafter(
+        pair.open_mid(), config.width, pair.vocabulary, pair.target_vocab, config.small
+    )
 
     def prepare(context: int) -> Callable[[int], Callable[[], object]]:
         text = rng.integers(pair.target_vocab, size=context + 1).tolist()
         drafter.model.reset()
+        if drafter.model.target is not None:
+            drafter.model.target.reset()
+            drafter.model.target.run(text[:-1], np.arange(context), rows=np.zeros(0, np.int64))
         drafter.model.run(text[:-1], np.arange(context), rows=np.zeros(0, np.int64))
 
         def at(n: int) -> Callable[[], object]:
-            tree = random_tree(rng, n - 1, pair.target_vocab, config.depth)
+            level = drafter.model.sequential
+            if level:
+                tree = flat_tree(n, pair.target_vocab)
+            else:
+                tree = random_tree(rng, n - 1, pair.target_vocab, config.depth)
             drafter.model.keep(context)
             drafter.begin_round(Context(text, np.zeros(len(text)), config.max_ngram))
-            return lambda: drafter.evaluate(tree, np.arange(n))
+            if level:
+                drafter.evaluate(tree, np.zeros(1, np.int64))
+            return lambda: drafter.evaluate(tree, np.arange(n) + level)
 
         return at
 
@@ -111,7 +134,7 @@ def mid_grid(pair: Pair, config: DraftingConfig, conf: DictConfig, contexts: lis
 def verify_grid(pair: Pair, config: DraftingConfig, conf: DictConfig, contexts: list[int]) -> Grid:
     """Time verification: mask, model, walk, by tokens (kept nodes + root) x context."""
     rng = np.random.default_rng(1)
-    target = CachedModel(pair.target)
+    target = pair.open_target()
 
     def prepare(context: int) -> Callable[[int], Callable[[], object]]:
         target.reset()
@@ -126,6 +149,30 @@ def verify_grid(pair: Pair, config: DraftingConfig, conf: DictConfig, contexts: 
         return at
 
     return measure_grid(pair, conf.verify_nodes, contexts, conf.repeats, prepare, "verification")
+
+
+def shared_grid(conf: DictConfig, config: DraftingConfig) -> Grid | None:
+    """Return the verification grid of ``profile.target_from``, if there is one.
+
+    Pairs with one target that are compared on one machine share what its passes cost.
+    """
+    if conf.profile.target_from is None:
+        return None
+    path = str(conf.profile.target_from)
+    other = LatencyProfile.load(path)
+    here = {name: value for name, value in machine().items() if name != "torch_threads"}
+    there = {name: other.meta.get("machine", {}).get(name) for name in here}
+    if there != here or other.meta.get("target") != str(conf.pair.target.path):
+        raise InputError(
+            f"profile.target_from={path}: of another machine or target than this profile; give "
+            "one that stage=profile measured here with this target, or null"
+        )
+    if max(other.verify.tokens) < min(config.verify_nodes + 1, max(conf.profile.verify_nodes)):
+        raise InputError(
+            f"profile.target_from={path}: ends at {max(other.verify.tokens)} tokens; give one with "
+            "the same profile.verify_nodes"
+        )
+    return other.verify
 
 
 def random_artifact(depth: int, seed: int = 0) -> SchedulerArtifact:
@@ -196,13 +243,10 @@ def build_profile(pair: Pair, config: DraftingConfig, conf: DictConfig) -> Laten
         )
     rounds, overhead = warm_up(pair, config, conf)
     mid = mid_grid(pair, config, conf.profile, contexts)
-    verify = verify_grid(pair, config, conf.profile, contexts)
+    verify = shared_grid(conf, config) or verify_grid(pair, config, conf.profile, contexts)
     calls = [(c, r.context_tokens) for r in rounds for c in r.calls]
-    needed = sum(mid.at(n, t) for c, t in calls for n in (c.refresh_nodes, c.expand_nodes) if n)
-    everything = sum(mid.at(c.all_nodes, t) for c, t in calls if c.all_nodes)
-    evaluation = "needed" if needed <= everything else "all"
     overhead_ms = float(np.median(overhead))
-    return LatencyProfile(
+    profile = LatencyProfile(
         mid=mid,
         verify=verify,
         plain_ms=float(np.median([row[0] for row in zip(*verify.ms, strict=True)])),
@@ -213,23 +257,69 @@ def build_profile(pair: Pair, config: DraftingConfig, conf: DictConfig) -> Laten
         prune_ms=per_step(rounds, "prune", lambda r: 1),
         accept_ms=per_step(rounds, "accept", lambda r: 1),
         target_ms=float(np.mean([verify.at(r.kept_nodes + 1, r.context_tokens) for r in rounds])),
-        mid_ms=overhead_ms + min(needed, everything) / len(calls),
+        mid_ms=overhead_ms,
+        evaluation="needed",
+        mid_sequential=pair.open_mid().sequential,
+    )
+    ways = {
+        way: float(np.mean([profile.mid_call_ms(c, t, way) for c, t in calls]))
+        for way in ("needed", "all")
+    }
+    evaluation = min(ways, key=ways.__getitem__)
+    return replace(
+        profile,
+        mid_ms=ways[evaluation],
         evaluation=evaluation,
         meta={
             "machine": machine(),
             "pair": pair.name,
+            "target": str(conf.pair.target.path),
             "dtype": str(pair.target.dtype).removeprefix("torch."),
-            "needed_ms_per_call": needed / len(calls),
-            "all_ms_per_call": everything / len(calls),
+            "needed_ms_per_call": ways["needed"] - overhead_ms,
+            "all_ms_per_call": ways["all"] - overhead_ms,
+            "measured_with": measured_with(conf),
         },
     )
 
 
+def measured_with(conf: DictConfig) -> str:
+    """Return a digest of what a profile depends on: machine, pair, engine, drafting, grids."""
+    engine = {name: conf.engine[name] for name in ("device", "dtype", "threads", "pack")}
+    grids = {
+        str(name): value
+        for name, value in conf.profile.items()
+        if name not in ("keep", "target_from")
+    }
+    plain = OmegaConf.to_container(
+        OmegaConf.create(
+            {"pair": conf.pair, "drafting": conf.drafting, "small": conf.small, "grids": grids}
+        )
+    )
+    hardware = {name: value for name, value in machine().items() if name != "torch_threads"}
+    return digest([hardware, engine, plain])
+
+
+def kept(conf: DictConfig) -> bool:
+    """Tell whether there is a profile that a new measurement would only repeat."""
+    path = profile_path(conf)
+    if not conf.profile.keep or not path.is_file():
+        return False
+    same = LatencyProfile.load(path).meta.get("measured_with") == measured_with(conf)
+    if same:
+        print(f"{path}: kept, measured on this machine with these settings", flush=True)
+    return same
+
+
 def run(conf: DictConfig) -> None:
-    """Measure the latency profile of the configured pair on this machine."""
+    """Measure the latency profile of the configured pair on this machine.
+
+    With ``profile.keep`` only if there is none yet of this machine and these settings.
+    """
     config = drafting_config(conf)
     path = profile_path(conf)
     load_prompts(conf, "collect", 0)
+    if kept(conf):
+        return
     with stage_run(conf, "profile", path.parent) as stage:
         pair = open_pair(conf)
         profile = build_profile(pair, config, conf)

@@ -16,14 +16,15 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from pipeline.collect import state_id
 from pipeline.features import scheduler_inputs
 from pipeline.hardware import Outcomes
 from pipeline.planning import OnlinePlanner
+from pipeline.rows import state_id
 from pipeline.texts import Text
 from pipeline.tries import NEVER, Tries, prefix_bits, prefix_steps, schedules
 from treegraft_core import LatencyProfile, SchedulerArtifact
 from treegraft_core.enumeration import Enumeration
+from treegraft_core.latency import PASS_COLUMNS
 from treegraft_core.tree import FloatArray, IntArray
 
 BLOCK_STATES = 512
@@ -76,7 +77,7 @@ def tries_of(pair: str, text: Text, found: Enumeration, profile: LatencyProfile)
         depth,
         states,
         signals=found.signals[:, small, steps - 1],
-        counts=found.counts[:, mid, steps - 1, :3].astype(np.int32),
+        counts=found.counts[:, mid, steps - 1][..., PASS_COLUMNS].astype(np.int32),
         accepted=found.accepted.astype(np.int16),
         draft_ms=draft_ms,
         verify_ms=verify_ms,

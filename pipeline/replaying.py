@@ -1,7 +1,8 @@
 """stage=replay: any policies over trajectories on disk, by task, pair and hardware.
 
 A policy is anything that decides by the state (``replay.policies``). Written in Python, it is a
-function of all states at once, named ``python:package.module:function``::
+function of all states at once, named ``python:package.module:function``, which is imported only
+with ``replay.trust_python=true``::
 
     def short_contexts(tries: Tries, outcomes: Outcomes) -> NDArray[np.bool_]:
         near = tries.states["context_tokens"].to_numpy() < 200
@@ -29,6 +30,7 @@ from pipeline.evaluate import check_depth
 from pipeline.features import check_numerator, read_logged
 from pipeline.hardware import Outcomes, linear_profile, outcomes
 from pipeline.label import OBJECTIVES
+from pipeline.places import SPLITS, dataset_url, local_pair
 from pipeline.planning import OnlinePlanner
 from pipeline.replay import (
     BoolArray,
@@ -49,7 +51,6 @@ from pipeline.value import load_value
 from treegraft_core import DraftingConfig, InputError, LatencyProfile, load_scheduler
 from treegraft_core.files import write_json
 
-SPLITS = ("collect", "evaluate")
 ORACLES = {
     "oracle": "oracle (best rate of each state)",
     "gain_oracle": "oracle (highest throughput)",
@@ -145,7 +146,7 @@ def open_policy(conf: DictConfig, config: DraftingConfig, name: str, spec: str) 
     if set(spec) <= {"0", "1"}:
         return fixed(name, spec, config.depth)
     if spec.startswith("python:"):
-        return written(name, spec)
+        return written(name, spec, bool(conf.replay.trust_python))
     if spec in ("online", "online:rate", "online:gain"):
         return online(conf, config, name, spec)
     path = Path(str(conf.paths.scheduler) if spec == "scheduler" else spec)
@@ -167,8 +168,13 @@ def fixed(name: str, bits: str, depth: int) -> Policy:
     return Policy(name, lambda tries, _, __: np.tile(steps, (len(tries), 1)))
 
 
-def written(name: str, spec: str) -> Policy:
-    """Return the policy of ``python:package.module:function``."""
+def written(name: str, spec: str, trusted: bool) -> Policy:
+    """Return the policy of ``python:package.module:function``; import it only if trusted."""
+    if not trusted:
+        raise InputError(
+            f"replay.policies={spec}: imports and runs that module; set replay.trust_python=true "
+            "if you trust it"
+        )
     module, _, attribute = spec.removeprefix("python:").partition(":")
     try:
         function = getattr(importlib.import_module(module), attribute)
@@ -298,16 +304,17 @@ def replay_pairs(conf: DictConfig) -> list[str]:
 def pair_folder(conf: DictConfig, pair: str) -> Path:
     """Return the folder of a pair's trajectories; raise if it has none."""
     split = str(conf.replay.split)
-    home = Path(conf.paths.trajectories) / split if split in SPLITS else Path(split)
-    folder = home / f"pair={pair}"
+    known = split in SPLITS
+    folder = local_pair(conf, split, pair) if known else Path(split) / f"pair={pair}"
     if not folder.is_dir():
         fix = "give collect, evaluate or a folder that holds pair=NAME"
-        if split in SPLITS:
+        if known:
             which = (
                 " collect.split=evaluate collect.states_per_turn=0" if split != SPLITS[0] else ""
             )
             fix = f"run python -m pipeline.run stage=collect pair={pair}{which} first"
-        raise InputError(f"replay.split={split}: no trajectories in {folder}; {fix}")
+        where = dataset_url(conf, split, pair) if known else folder
+        raise InputError(f"replay.split={split}: no trajectories in {where}; {fix}")
     return folder
 
 

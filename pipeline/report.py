@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from omegaconf import DictConfig, OmegaConf
 
+from pipeline.secrets import redact
 from treegraft_core.files import write_json, write_text
 
 log = logging.getLogger(__name__)
@@ -67,8 +68,11 @@ def machine() -> dict[str, Any]:
 
 
 def provenance(conf: DictConfig) -> dict[str, Any]:
-    """Return where an output came from: commit, versions, machine, config, command line."""
-    return {
+    """Return where an output came from: commit, versions, machine, config, command line.
+
+    Secrets in the config and on the command line are masked.
+    """
+    found: dict[str, Any] = {
         "created": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "git_sha": git_sha(),
         "python": platform.python_version(),
@@ -78,12 +82,15 @@ def provenance(conf: DictConfig) -> dict[str, Any]:
         "command": ["python", "-m", "pipeline.run", *sys.argv[1:]],
         "config": OmegaConf.to_container(conf, resolve=True),
     }
+    masked: dict[str, Any] = redact(found)
+    return masked
 
 
 def table(rows: Sequence[Mapping[str, Any]], title: str = "") -> str:
-    """Return rows as an aligned text table; floats with four significant digits."""
+    """Return rows as an aligned text table; floats with four significant digits, no secrets."""
     if not rows:
         return f"{title}\n  (nothing)"
+    rows, title = redact(list(rows)), redact(title)
     names = list(rows[0])
     cells = [names] + [[_cell(row.get(name, "")) for name in names] for row in rows]
     widths = [max(len(line[i]) for line in cells) for i in range(len(names))]
@@ -140,11 +147,11 @@ class Stage:
 
     def read(self, path: Path | str, what: str = "") -> None:
         """Note an input."""
-        self._read.append(f"{path}{f' ({what})' if what else ''}")
+        self._read.append(redact(f"{path}{f' ({what})' if what else ''}"))
 
     def wrote(self, path: Path | str, what: str = "") -> None:
         """Note an output."""
-        self._wrote.append(f"{path}{f' ({what})' if what else ''}")
+        self._wrote.append(redact(f"{path}{f' ({what})' if what else ''}"))
 
     def write_tables(self) -> None:
         """Write the tables shown so far to ``tables.txt``."""
@@ -154,7 +161,7 @@ class Stage:
 
     def show(self, title: str, rows: Sequence[Mapping[str, Any]]) -> None:
         """Print a table now and send it to the tracker at the end."""
-        self.tables.append((title, [dict(row) for row in rows]))
+        self.tables.append((redact(title), [redact(row) for row in rows]))
         print("\n" + table(rows, title), flush=True)
 
     def picture(self, name: str, path: Path) -> None:
@@ -166,7 +173,9 @@ class Stage:
     def tracker(self) -> Any:
         """The W&B run, opened on first use; None when tracking is disabled.
 
-        It is opened late so that a stage that fails on bad input leaves no file behind.
+        It is opened late so that a stage that fails on bad input leaves no file behind. W&B's own
+        record of the command line, of git and of the console is off, as secrets may be in it;
+        the config that is sent is the masked one.
         """
         if self._tracker is None and self.conf.tracker.mode != "disabled":
             import wandb
@@ -180,6 +189,9 @@ class Stage:
                 job_type=self.name,
                 name=f"{self.name}-{self.conf.pair.name}",
                 config=dict(provenance(self.conf)["config"]),
+                settings=wandb.Settings(
+                    x_disable_meta=True, disable_git=True, save_code=False, console="off"
+                ),
             )
         return self._tracker
 
@@ -195,6 +207,7 @@ class Stage:
 
     def finish(self) -> None:
         """Write metrics and provenance, print what was read and written, close the tracker run."""
+        self.metrics = redact(self.metrics)
         write_json(self.folder / "metrics.json", self.metrics)
         write_json(self.folder / "provenance.json", provenance(self.conf))
         self.wrote(self.folder / "metrics.json")

@@ -1,7 +1,7 @@
 """The trajectory table: one row for each step of each schedule at each decoding state.
 
 Documented column by column in ``data/README.md``. The schema's version is in the Parquet files'
-metadata and in the folder's ``provenance.json``.
+metadata and in the manifest of their dataset.
 """
 
 from __future__ import annotations
@@ -15,10 +15,11 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from pipeline.parts import REPAIR, finished_files
 from treegraft_core import InputError
 from treegraft_core.signals import SIGNALS
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 VERSION_KEY = b"treegraft.schema_version"
 RULES_KEY = b"treegraft.drafting"
 PARTITIONS = ("pair", "task")
@@ -59,8 +60,14 @@ COUNTS = {
     "all_nodes": pa.int32(),
     "pool_nodes": pa.int32(),
     "earlier_picks": pa.int16(),
+    "refresh_levels": pa.int16(),
+    "all_levels": pa.int16(),
 }
 COLUMNS = {**IDS, **STEP, **FEATURES, **OUTCOME, **COUNTS}
+BAD_PARQUET = (OSError, pa.ArrowException, ValueError, TypeError, RecursionError, MemoryError)
+"""What reading damaged bytes as Parquet may raise; `MemoryError` for a length that was changed."""
+MOST_ROWS_PER_BYTE = 100
+"""A row takes about 20 bytes, and never so little, whatever a damaged footer says."""
 SCHEMA = pa.schema(list(COLUMNS.items()), metadata={VERSION_KEY: str(SCHEMA_VERSION).encode()})
 
 
@@ -93,9 +100,24 @@ def logged_budgets(folder: Path) -> set[int]:
     return {int(each["verify_nodes"]) for each in rules if "verify_nodes" in each}
 
 
+def check_logged(rules: Any) -> None:
+    """Raise `ValueError` if drafting rules in a file are none that collection writes."""
+    known = isinstance(rules, dict) and all(
+        isinstance(value, str) or type(value) is int for value in rules.values()
+    )
+    if not known or type(rules.get("verify_nodes", 1)) is not int:
+        raise ValueError(f"{RULES_KEY.decode()} in its metadata are no drafting rules")
+
+
 def part_files(folder: Path) -> list[Path]:
-    """Return the Parquet files below ``folder``; raise `InputError` if there is none."""
-    files = sorted(folder.rglob("*.parquet")) if folder.is_dir() else []
+    """Return the Parquet files below ``folder`` that are to be read, sorted.
+
+    Raises
+    ------
+    InputError
+        If there is none, or one is not what its dataset's manifest says.
+    """
+    files = finished_files(folder) if folder.is_dir() else []
     if not files:
         raise InputError(
             f"trajectories={folder}: no trajectories there; run "
@@ -112,28 +134,35 @@ def open_part(path: Path, rules: dict[str, Any] | None = None) -> pq.ParquetFile
     InputError
         If it is damaged, of another version, or of other rules.
     """
+    if path.exists() and not path.is_file():
+        raise damaged_part(path, "not a file: a folder, a pipe or a device")
     try:
-        part = pq.ParquetFile(path)
-    except (OSError, pa.ArrowException) as error:
+        part = pq.ParquetFile(path, page_checksum_verification=True)
+        metadata = part.schema_arrow.metadata or {}
+        version = metadata.get(VERSION_KEY, b"none").decode()
+        check_logged(logged_rules(metadata))
+    except BAD_PARQUET as error:
         raise damaged_part(path, error) from error
-    metadata = part.schema_arrow.metadata or {}
-    version = metadata.get(VERSION_KEY, b"none").decode()
     if version != str(SCHEMA_VERSION):
         raise InputError(
             f"trajectories={path}: schema version {version}, this version reads "
             f"{SCHEMA_VERSION}; collect again into an empty folder"
         )
     check_rules(path, metadata, rules)
+    for field in part.schema_arrow:
+        if COLUMNS.get(field.name, field.type) != field.type:
+            wanted = COLUMNS[field.name]
+            raise damaged_part(path, f"column {field.name} is {field.type}, not {wanted}")
+    rows, size = part.metadata.num_rows, path.stat().st_size
+    if not 0 <= rows <= MOST_ROWS_PER_BYTE * size:
+        raise damaged_part(path, f"{rows} rows in {size} bytes")
     return part
 
 
 def damaged_part(path: Path, error: BaseException | str) -> InputError:
     """Return the error for a file that has to be collected again."""
     reason = (str(error).splitlines() or [type(error).__name__])[0]
-    return InputError(
-        f"trajectories={path}: damaged Parquet file ({reason[:120]}); delete it and run "
-        "python -m pipeline.run stage=collect again"
-    )
+    return InputError(f"trajectories={path}: damaged Parquet file ({reason[:120]}); run {REPAIR}")
 
 
 def partition(path: Path, folder: Path, key: str) -> str | None:
@@ -162,7 +191,7 @@ def read_trajectories(folder: Path, columns: list[str] | None = None) -> pd.Data
         wanted = None if columns is None else [c for c in columns if c not in PARTITIONS]
         try:
             frame = part.read(columns=wanted).to_pandas()
-        except (OSError, pa.ArrowException) as error:
+        except BAD_PARQUET as error:
             raise damaged_part(path, error) from error
         for name in PARTITIONS:
             value = partition(path, folder, name)

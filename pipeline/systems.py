@@ -10,6 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from transformers import PreTrainedModel
 
 from pipeline.engine import drafting_config, runtime_config
 from pipeline.features import check_numerator
@@ -142,6 +143,13 @@ class Bench:
         if options.role == "fastest":
             return make(self._plain, self._candidates(options), exact=False)
         if options.role == "peer":
+            if options.get("kind") == "assisted" and not isinstance(self.pair.mid, PreTrainedModel):
+                print(
+                    f"note: systems.{name}: the mid drafter is no transformers model, which "
+                    "assisted generation needs: left out",
+                    flush=True,
+                )
+                return None
             return make(*self._peer(name, options))
         return self._tree(name, options, make)
 
@@ -212,6 +220,7 @@ class Bench:
             str(self.pair.device),
             dtype,
             Path(conf.paths.cache) / "models",
+            bool(conf.engine.trust_remote_code),
         )
         if conf.engine.pack:
             pack_linears(target)
@@ -229,7 +238,7 @@ class Bench:
             )
             return None
         try:
-            config = drafting_config(OmegaConf.create({"drafting": rules}))
+            config = drafting_config(self.conf, rules)
         except InputError as error:
             raise InputError(f"systems.{name}: {error}") from error
         schedule = options.schedule
@@ -266,7 +275,7 @@ class Bench:
         if bits is not None:
             return FixedSchedule([int(bit) for bit in bits])
         if schedule == "scheduler":
-            return DistilledScheduler(self.artifact)
+            return DistilledScheduler(self.artifact, allow=list(self.conf.evaluate.allow))
         assert self.value is not None
         return OnlinePlanner(self.value, check_numerator(self.conf))
 

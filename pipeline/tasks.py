@@ -11,7 +11,7 @@ from typing import Any
 from omegaconf import DictConfig
 
 from treegraft_core import InputError
-from treegraft_core.prompts import Prompt, read_prompts
+from treegraft_core.prompts import Prompt, check_turns, read_prompts
 
 
 @dataclass(frozen=True)
@@ -201,10 +201,11 @@ def read_hub(name: str, hub: DictConfig) -> list[Prompt]:
     for number, row in enumerate(rows):
         try:
             turns = READERS[hub.reader](row)
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             raise InputError(
                 f"task.hub.id={hub.id}: row {number} lacks {error}; is it the set that "
                 f"task.hub.reader={hub.reader} reads?"
             ) from error
-        prompts.append(Prompt(f"{name}-{number}", name, tuple(turns)))
+        checked = check_turns(turns, f"task.hub.id={hub.id}: row {number}")
+        prompts.append(Prompt(f"{name}-{number}", name, checked))
     return prompts

@@ -18,14 +18,15 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from pipeline.schema import damaged_part, open_part, part_files, partition
+from pipeline.schema import BAD_PARQUET, damaged_part, open_part, part_files, partition
 from treegraft_core import SIGNALS, InputError
+from treegraft_core.latency import PASS_COUNTS
 from treegraft_core.tree import FloatArray, IntArray
 
 BATCH_ROWS = 65_536
 NEVER = np.iinfo(np.int16).max
 """Place in the pruning order of a token that was not accepted."""
-COUNTS = ("refresh_nodes", "expand_nodes", "all_nodes")
+COUNTS = PASS_COUNTS
 TEXTS = ("state_id", "prompt_id", "schedule", "prefix", "future")
 NUMBERS = (
     "turn",
@@ -62,7 +63,7 @@ class Tries:
         sorted; ``prompt_tokens``, ``context_tokens``; ``target_ms`` and ``mid_ms`` as logged.
     signals : float64 array, shape ``[S, 2^D − 1, 10]``
         The ten signals at each prefix.
-    counts : int32 array, shape ``[S, 2^D − 1, 3]``
+    counts : int32 array, shape ``[S, 2^D − 1, 5]``
         `COUNTS` of a mid step at each prefix.
     accepted : int16 array, shape ``[S, 2^D]``
         A.
@@ -185,7 +186,8 @@ class _Reader:
         self.ranks = np.full((room, leaves, 1), NEVER, np.int16)
 
     def add(self, batch: pa.RecordBatch, task: str) -> None:
-        if any(column.null_count for column in batch.columns):
+        ranks = batch.column("accepted_ranks")
+        if any(column.null_count for column in (*batch.columns, ranks.values)):
             raise bad_rows(self.folder, "have rows with missing values")
         numbers = {name: batch.column(name).to_numpy(zero_copy_only=False) for name in NUMBERS}
         if not all(np.isfinite(values).all() for values in numbers.values()):
@@ -318,8 +320,8 @@ def _coded(column: pa.Array) -> tuple[IntArray, list[str]]:
 def bad_rows(folder: Path, what: str) -> InputError:
     """Return the error for trajectories that have to be collected again."""
     return InputError(
-        f"trajectories={folder}: {what}; delete the folder and run "
-        "python -m pipeline.run stage=collect again"
+        f"trajectories={folder}: {what}; python -m pipeline.run stage=verify says where, and "
+        "verify.repair=true collects that again"
     )
 
 
@@ -363,5 +365,5 @@ def _batches(path: Path, part: pq.ParquetFile) -> Iterator[pa.RecordBatch]:
         raise damaged_part(path, f"no column {lacking[0]}")
     try:
         yield from part.iter_batches(BATCH_ROWS, columns=columns)
-    except (OSError, pa.ArrowException) as error:
+    except BAD_PARQUET as error:
         raise damaged_part(path, error) from error

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -13,6 +15,7 @@ from transformers import (
     PreTrainedTokenizerFast,
 )
 
+from tests.processes import Template
 from treegraft_core.pair import Pair
 
 VOCAB = 48
@@ -55,3 +58,11 @@ def tiny_pair() -> Pair:
         for p in mid.parameters():
             p.add_(0.05 * torch.randn(p.shape, generator=generator, dtype=p.dtype))
     return Pair("tiny", target, mid, word_tokenizer(), None, (1,))
+
+
+@pytest.fixture(scope="session")
+def template() -> Iterator[Template]:
+    """Return the process that command lines are forked from."""
+    made = Template()
+    yield made
+    made.close()

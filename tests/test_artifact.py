@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import ast
+import hashlib
 import json
+import logging
 import math
+import os
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,12 +17,18 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
+from treegraft_core import DraftingConfig, fit_check
 from treegraft_core.artifact import LITERAL_NAME, SchedulerArtifact, load_scheduler
 from treegraft_core.errors import InputError
+from treegraft_core.model_card import model_card
 from treegraft_core.schedulers import DistilledScheduler, StepState
 from treegraft_core.signals import PAPER_SIGNALS, SIGNALS, context_features, context_names
+from treegraft_core.trained import COSTS, WIDTHS, Drafters, Trained
 
 
 def random_artifact(
@@ -202,6 +212,182 @@ def test_distilled_scheduler_decides_by_the_margin() -> None:
         DistilledScheduler(artifact).decide(replace(state, signals=None))
 
 
+# Round trips, bit for bit -----------------------------------------------------------------------
+
+ANY = st.floats(-1e6, 1e6) | st.sampled_from([0.0, -0.0, 5e-324, 1e-300, 0.1, 1 / 3, -1e300])
+
+
+@st.composite
+def artifacts(draw: st.DrawFn) -> SchedulerArtifact:
+    """Artifacts of any depth, signals, layers and memory layout, with awkward numbers."""
+    depth = draw(st.integers(1, 6))
+    signals = draw(st.lists(st.sampled_from(SIGNALS), unique=True, max_size=4))
+    sizes = [6 + depth + len(signals), *draw(st.lists(st.integers(1, 9), max_size=2)), 1]
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+
+    def array(*shape: int) -> np.ndarray:
+        found = rng.normal(size=shape) * 10.0 ** rng.integers(-8, 8, shape)
+        found.flat[rng.integers(found.size)] = draw(ANY)
+        layout = draw(st.integers(0, 2))
+        return (found, np.asfortranarray(found), np.repeat(found, 2, -1)[..., ::2])[layout]
+
+    layers = range(len(sizes) - 1)
+    texts = st.text(st.characters(codec="utf-8"), max_size=9)
+    return SchedulerArtifact(
+        depth=depth,
+        selected_signals=tuple(signals),
+        weights=tuple(array(sizes[i + 1], sizes[i]) for i in layers),
+        biases=tuple(array(sizes[i + 1]) for i in layers),
+        x_mean=array(sizes[0]),
+        x_std=np.abs(array(sizes[0])),
+        y_mean=draw(ANY),
+        y_std=draw(ANY),
+        metadata=draw(st.dictionaries(texts, st.integers() | texts | ANY, max_size=3)),
+        trained=draw(FACTS),
+    )
+
+
+ENDS = st.tuples(st.floats(1e-3, 1e3), st.floats(1, 1e3)).map(lambda e: (e[0], e[0] * e[1]))
+NAMES = st.text(st.sampled_from("aÄ|\\`<[日 -.{"), min_size=1, max_size=9)
+FACTS = st.builds(
+    Trained,
+    st.just({}) | st.fixed_dictionaries(dict.fromkeys(WIDTHS, st.integers(1, 99))),
+    st.lists(st.builds(Drafters, NAMES, NAMES, NAMES, NAMES), max_size=3).map(tuple),
+    st.just({}) | st.fixed_dictionaries(dict.fromkeys(COSTS, ENDS)),
+    st.dictionaries(NAMES, ANY | st.booleans() | NAMES, max_size=3),
+)
+MANY = settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+
+
+def margins_of(artifact: SchedulerArtifact) -> bytes:
+    """Return margins of random inputs, every bit of them."""
+    with np.errstate(all="ignore"):
+        return artifact.margins(inputs(artifact, 7)).tobytes()
+
+
+@MANY
+@given(artifact=artifacts())
+def test_a_folder_gives_the_same_margins_bit_for_bit(
+    tmp_path: Path, artifact: SchedulerArtifact
+) -> None:
+    artifact.save_pretrained(tmp_path / "a")
+    loaded = SchedulerArtifact.from_pretrained(tmp_path / "a")
+    assert_same(loaded, artifact)
+    assert (loaded.metadata, loaded.trained) == (artifact.metadata, artifact.trained)
+    assert margins_of(loaded) == margins_of(artifact)
+    before = {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()}
+    loaded.save_pretrained(tmp_path / "a")
+    assert {p.name: p.read_bytes() for p in (tmp_path / "a").iterdir()} == before
+
+
+@MANY
+@given(artifact=artifacts())
+def test_a_literal_gives_the_same_margins_bit_for_bit(
+    tmp_path: Path, artifact: SchedulerArtifact
+) -> None:
+    """Ours, theirs, ours; and theirs, ours, theirs: the same file. Metadata is not in it."""
+    artifact.save_literal(tmp_path / "a.py")
+    loaded = SchedulerArtifact.from_pretrained(tmp_path / "a.py")
+    assert_same(loaded, artifact)
+    assert margins_of(loaded) == margins_of(artifact)
+    assert (loaded.metadata, loaded.trained) == ({}, Trained())
+    loaded.save_literal(tmp_path / "b.py")
+    assert (tmp_path / "b.py").read_bytes() == (tmp_path / "a.py").read_bytes()
+    loaded.save_pretrained(tmp_path / "a")
+    again = SchedulerArtifact.from_pretrained(tmp_path / "a")
+    again.save_literal(tmp_path / "b.py")
+    assert (tmp_path / "b.py").read_bytes() == (tmp_path / "a.py").read_bytes()
+
+
+@MANY
+@given(artifact=artifacts())
+def test_model_cards_have_valid_front_matter_and_whole_tables(artifact: SchedulerArtifact) -> None:
+    """Whatever the names and figures are."""
+    card = model_card(artifact, "you/a|b")
+    _, front, body = card.split("---\n", 2)
+    assert yaml.safe_load(front)["license"] == "apache-2.0"
+    cells: dict[int, int] = {}
+    for block in body.split("\n\n"):
+        lines = block.splitlines()
+        if lines and lines[0].startswith("|"):
+            counts = {len(re.findall(r"(?<!\\)(?:\\\\)*\|", line)) for line in lines}
+            assert len(counts) == 1, block
+            cells[len(lines)] = counts.pop()
+    assert cells
+
+
+def test_the_model_card_holds_the_artifacts_own_numbers() -> None:
+    facts = Trained(
+        dict(zip(WIDTHS, (11, 47, 6), strict=True)),
+        (Drafters("suffix", "head", "a-pair", "0a1b2c"),),
+        {"target_ms": (12.5, 99.0), "mid_ms": (3.25, 7.0), "ratio": (1.625, 17.75)},
+        {"speed_after_rollouts": 1.4375, "texts_whole": True, "nested": {"left": "out"}},
+    )
+    about = {"tasks": ["math", "code"], "margin_unit": "mean rounds", "git_sha": "abc123"}
+    card = model_card(replace(random_artifact(), trained=facts, metadata=about), "you/mine")
+    for fact in ("3,265", "| W | 11 |", "| B_ver | 47 |", "| n_max | 6 |", "suffix", "head",
+                 "a-pair", "0a1b2c", "1.625", "17.75", "1.438", "math, code", "mean rounds",
+                 "abc123", 'from_pretrained("you/mine")', *PAPER_SIGNALS):  # fmt: skip
+        assert fact in card, fact
+    assert "left" not in card and "not checked" not in card
+    bare = model_card(random_artifact(), "x")
+    assert "Nobody noted its widths, drafters, costs: they are not checked." in bare
+    load = card.split("```python\n")[1].split("```")[0]
+    assert len(load.splitlines()) == 3
+    names: dict[str, Any] = {}
+    exec(load.splitlines()[0], names)
+    assert {"DistilledScheduler", "TreeGraftDecoder"} <= set(names)
+
+
+def old_folder(folder: Path, artifact: SchedulerArtifact) -> Path:
+    """Write a folder as format 1 had it."""
+    artifact.save(folder)
+    header = json.loads((folder / "scheduler.json").read_text())
+    names = ("depth", "selected_signals", "input_names", "parameters", "metadata")
+    old = {"format": 1, **{name: header[name] for name in names}}
+    (folder / "scheduler.json").write_text(json.dumps(old))
+    return folder
+
+
+def test_old_folders_load_and_a_warning_says_what_they_lack(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    artifact = replace(random_artifact(), trained=Trained(dict.fromkeys(WIDTHS, 3)))
+    loaded = load_scheduler(old_folder(tmp_path, artifact))
+    assert_same(loaded, artifact)
+    assert margins_of(loaded) == margins_of(artifact)
+    assert (loaded.metadata, loaded.trained) == (artifact.metadata, Trained())
+    fit_check._tell.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        fit_check.check_fits(loaded, DraftingConfig(width=4), "any", "mid")
+    assert "does not say what widths, drafters, costs" in caplog.text
+
+
+def test_an_old_folder_with_signals_in_another_order_is_refused(tmp_path: Path) -> None:
+    old_folder(tmp_path, random_artifact())
+    edit_header(selected_signals=list(PAPER_SIGNALS[::-1]))(tmp_path)
+    with pytest.raises(InputError, match=r"input_names\[11\]=depth_before where .* another order"):
+        load_scheduler(tmp_path)
+
+
+def test_a_card_that_is_there_is_written_anew_and_other_files_stay(tmp_path: Path) -> None:
+    for name in ("README.md", "config.json", "notes.txt"):
+        (tmp_path / name).write_text("old")
+    random_artifact().save_pretrained(tmp_path)
+    assert (tmp_path / "README.md").read_text().startswith("---\nlicense: apache-2.0")
+    assert (tmp_path / "config.json").read_text() == (tmp_path / "notes.txt").read_text() == "old"
+
+
+def test_arguments_of_an_upload_without_one(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="private: is of an upload only"):
+        random_artifact().save_pretrained(tmp_path, private=True)
+    random_artifact().save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=r"revision=main: .* is not a repository on the hub"):
+        SchedulerArtifact.from_pretrained(tmp_path, revision="main")
+
+
 # Bad artifacts --------------------------------------------------------------------------------
 
 
@@ -257,6 +443,7 @@ def edit_tensors(**change: torch.Tensor | None) -> Callable[[Path], None]:
             key = name.replace("__", ".")
             tensors.pop(key) if value is None else tensors.update({key: value})
         save_file(tensors, path)
+        edit_header(sha256=hashlib.sha256(path.read_bytes()).hexdigest())(folder)
 
     return edit
 
@@ -298,6 +485,19 @@ DAMAGE: dict[str, Callable[[Path], None]] = {
     "unknown_signal": edit_header(selected_signals=["__import__('os')"]),
     "signals_are_lists": edit_header(selected_signals=[[1], [2]]),
     "metadata_is_a_number": edit_header(metadata=3),
+    "no_checksum": edit_header(sha256=None),
+    "other_checksum": edit_header(sha256="0" * 64),
+    "later_format": edit_header(format=3),
+    "no_input_names": edit_header(input_names=None),
+    "too_few_input_names": edit_header(input_names=list(context_names(5))),
+    "signals_in_another_order": edit_header(selected_signals=list(PAPER_SIGNALS[::-1])),
+    "a_signal_twice": edit_header(selected_signals=[SIGNALS[0]] * 6),
+    "widths_are_text": edit_header(widths="10"),
+    "costs_are_not_finite": edit_header(costs={name: [1.0, math.inf] for name in COSTS}),
+    "tensors_of_another_export": lambda f: (
+        random_artifact(seed=1).save(f / "x")
+        or os.replace(f / "x" / "scheduler.safetensors", f / "scheduler.safetensors")
+    ),
     "no_weight": edit_tensors(layers__1__weight=None),
     "no_bias": edit_tensors(layers__2__bias=None),
     "no_x_mean": edit_tensors(x_mean=None),

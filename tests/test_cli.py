@@ -5,24 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.conftest import tiny_llama, word_tokenizer
+from tests.processes import ROOT, CommandLine, Ran, Template
 
-ROOT = Path(__file__).resolve().parent.parent
-
-
-def run(*overrides: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-m", "pipeline.run", *overrides],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-        check=False,
-    )
+Check = Callable[..., None]
 
 
 def snapshot(folder: Path) -> dict[str, bytes]:
@@ -50,29 +41,54 @@ def pair(models: Path, mid: str = "mid") -> list[str]:
     ]
 
 
-def check(data: Path, says: list[str], *overrides: str) -> None:
-    before = snapshot(data)
-    result = run(f"paths.data={data}", "tracker=disabled", *overrides)
+def refused(result: Ran, says: list[str]) -> None:
     message = [line for line in result.stderr.splitlines() if line.startswith("error: ")]
     assert result.returncode == 2, result.stderr
     assert len(message) == 1, result.stderr
     assert "Traceback" not in result.stderr
     for text in says:
         assert text in message[0], message[0]
-    assert snapshot(data) == before
 
 
-def test_unknown_choices(tmp_path: Path) -> None:
+@pytest.fixture
+def check(template: Template, tmp_path_factory: pytest.TempPathFactory) -> Check:
+    """Return what runs a command line that must be refused and must not change any file."""
+    printed = tmp_path_factory.mktemp("printed")
+
+    def run(data: Path, says: list[str], *overrides: str) -> None:
+        before = snapshot(data)
+        arguments = (f"paths.data={data}", "tracker=disabled", *overrides)
+        refused(CommandLine(template, printed, *arguments).end(), says)
+        assert snapshot(data) == before
+
+    return run
+
+
+def test_a_process_of_its_own(tmp_path: Path) -> None:
+    """As a shell starts it; the other command lines here are forked from one that is there."""
+    found = subprocess.run(
+        [sys.executable, "-m", "pipeline.run", f"paths.data={tmp_path}", "stage=dance"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        check=False,
+    )
+    refused(Ran(found.returncode, found.stdout, found.stderr), ["stage", "dance"])
+    assert not list(tmp_path.iterdir())
+
+
+def test_unknown_choices(check: Check, tmp_path: Path) -> None:
     check(tmp_path, ["pair", "gpt9"], "stage=collect", "pair=gpt9")
     check(tmp_path, ["task", "sudoku"], "stage=collect", "task=sudoku")
     check(tmp_path, ["stage", "dance"], "stage=dance")
 
 
-def test_unknown_key(tmp_path: Path) -> None:
+def test_unknown_key(check: Check, tmp_path: Path) -> None:
     check(tmp_path, ["collect.colour"], "stage=collect", "collect.colour=red")
 
 
-def test_stage_is_missing(tmp_path: Path) -> None:
+def test_stage_is_missing(check: Check, tmp_path: Path) -> None:
     check(tmp_path, ["stage"])
 
 
@@ -88,11 +104,13 @@ def test_stage_is_missing(tmp_path: Path) -> None:
         ("evaluate", "profile"),
     ],
 )
-def test_stage_before_its_prerequisite(tmp_path: Path, stage: str, first: str) -> None:
+def test_stage_before_its_prerequisite(
+    check: Check, tmp_path: Path, stage: str, first: str
+) -> None:
     check(tmp_path, ["python -m pipeline.run stage="], f"stage={stage}")
 
 
-def test_prompt_files(tmp_path: Path, models: Path) -> None:
+def test_prompt_files(check: Check, tmp_path: Path, models: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     base = ["stage=profile", "task=file", *pair(models)]
@@ -107,7 +125,7 @@ def test_prompt_files(tmp_path: Path, models: Path) -> None:
     check(data, ["line 1", "empty prompt"], *base, f"task.path={empty}")
 
 
-def test_mismatched_tokenizers(tmp_path: Path, models: Path) -> None:
+def test_mismatched_tokenizers(check: Check, tmp_path: Path, models: Path) -> None:
     data = tmp_path / "data"
     data.mkdir()
     other = models / "other"

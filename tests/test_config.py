@@ -15,6 +15,7 @@ STAGES = sorted(p.stem for p in (CONF / "stage").glob("*.yaml"))
 REQUIRED = {
     ("pair", "local"): ["pair.name=mine", "pair.target.path=a", "pair.mid.path=b"],
     ("task", "file"): ["task.path=prompts.jsonl"],
+    ("small", "python"): ["small.drafter=package.module:Class"],
 }
 
 

@@ -341,6 +341,8 @@ def test_mid_step(case: Case) -> None:
         counts.all_nodes,
         counts.pool_nodes,
         counts.earlier_picks,
+        counts.refresh_levels,
+        counts.all_levels,
     )
     after = fast_paths(fast, fast.nodes())
     assert after[: len(before)] == before

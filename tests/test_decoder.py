@@ -27,13 +27,14 @@ from tests import reference as slow
 from tests.conftest import VOCAB, tiny_llama, word_tokenizer
 from treegraft_core.artifact import SchedulerArtifact
 from treegraft_core.context import Context
-from treegraft_core.decoder import Generation, Round, TreeGraftDecoder, decode_plain
+from treegraft_core.decoder import TreeGraftDecoder, decode_plain
 from treegraft_core.drafting import DraftingConfig, accepted_path
 from treegraft_core.errors import InputError
 from treegraft_core.guard import AS_DEFINED, RuntimeConfig
 from treegraft_core.models import CachedModel
 from treegraft_core.neural import MidDrafter
 from treegraft_core.pair import Pair
+from treegraft_core.rounds import Generation, Round
 from treegraft_core.schedulers import (
     DistilledScheduler,
     FixedSchedule,
@@ -45,7 +46,7 @@ from treegraft_core.schedulers import (
 )
 from treegraft_core.student import DraftVocabulary
 from treegraft_core.tree import DraftTree, IntArray
-from treegraft_core.verify import Verdict
+from treegraft_core.verify import TreeRead
 
 PROMPTS = ([5], [7, 9, 7, 9, 7], [3, 14, 15, 9, 26, 5, 35, 8, 9, 7, 9, 3, 14, 15], [2, 2, 2, 2])
 CONFIG = DraftingConfig(depth=5, width=4, verify_nodes=12)
@@ -317,6 +318,8 @@ def check_rounds_against_twin(
             assert call.all_nodes == counts.all_nodes
             assert call.pool_nodes == counts.pool_nodes
             assert call.earlier_picks == counts.earlier_picks
+            assert call.refresh_levels == counts.refresh_levels
+            assert call.all_levels == counts.all_levels
         if round_.signals:
             assert np.array(round_.signals) == pytest.approx(np.array(twin.signals), abs=1e-9)
         at += round_.committed
@@ -361,14 +364,14 @@ def test_accepted_path_from_the_known_continuation_equals_verification(tiny_pair
     expected = greedy(tiny_pair.target, PROMPTS[1], 60, eos=None)
     text = [*PROMPTS[1], *expected]
     seen: list[tuple[DraftTree, IntArray]] = []
-    original = decoder_module.verify
+    original = decoder_module.read_tree
 
-    def spy(target: CachedModel, tree: DraftTree, kept: IntArray, *rest: Any) -> Verdict:
+    def spy(target: CachedModel, tree: DraftTree, kept: IntArray, *rest: Any) -> TreeRead:
         seen.append((tree.copy(), kept.copy()))
         return original(target, tree, kept, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(decoder_module, "verify", spy)
+        patch.setattr(decoder_module, "read_tree", spy)
         result = decoder.generate(PROMPTS[1], 30, ())
     assert len(seen) == len(result.rounds) > 2
     for (tree, kept), round_ in zip(seen, result.rounds, strict=True):

@@ -116,6 +116,8 @@ class FakeModel:
         A pass takes memory for all paths in the cache, as a real one does, not for its own alone.
     """
 
+    sequential = False
+
     def __init__(self, head: Head, text: Sequence[int], counts_cache: bool = False):
         self.head, self.counts_cache = head, counts_cache
         self.text = list(text)
@@ -306,7 +308,10 @@ def check(case: Case, twin: Twin, found: Enumeration) -> None:
             assert [call is not None for call in o.calls] == [bool(bit) for bit in o.bits]
             calls = [astuple(call) for call in o.calls if call is not None]
             assert calls == [
-                (c.refresh_nodes, c.expand_nodes, c.all_nodes, c.pool_nodes, c.earlier_picks)
+                (
+                    *(c.refresh_nodes, c.expand_nodes, c.all_nodes),
+                    *(c.pool_nodes, c.earlier_picks, c.refresh_levels, c.all_levels),
+                )
                 for c in alone.counts
             ]
             assert np.array(o.signals) == pytest.approx(np.array(alone.signals), abs=1e-12)

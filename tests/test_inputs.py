@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tests.conftest import word_tokenizer
 from treegraft_core.drafting import MidCall
 from treegraft_core.enumeration import Enumeration
 from treegraft_core.errors import InputError
-from treegraft_core.latency import Grid, LatencyProfile, mid_passes
+from treegraft_core.latency import Grid, LatencyProfile
 from treegraft_core.prompts import Prompt, chat_ids, read_prompts
 from treegraft_core.tokenizers import check_same_tokenizer
 
@@ -229,13 +230,16 @@ def test_times_of_calls_and_verification() -> None:
     """Passes without nodes cost nothing; verification reads the root, too."""
     p = profile(verify=GRID)
     call = MidCall(refresh_nodes=0, expand_nodes=11, all_nodes=31)
-    assert mid_passes(call, "needed") == [11]
-    assert mid_passes(call, "all") == [31]
-    assert mid_passes(MidCall(1, 11, 31), "needed") == [1, 11]
     assert p.mid_call_ms(call, 100) == pytest.approx(0.25 + 2.0)
     assert p.mid_call_ms(call, 100, "all") == pytest.approx(0.25 + 6.0)
     assert profile(evaluation="all").mid_call_ms(call, 100) == pytest.approx(0.25 + 6.0)
     assert p.mid_call_ms(MidCall(1, 11, 31), 300) == pytest.approx(0.25 + 2.0 + 4.0)
+    levels = replace(p, mid_sequential=True)
+    call = MidCall(8, 11, 31, refresh_levels=4, all_levels=5)
+    assert levels.mid_call_ms(call, 100) == pytest.approx(
+        0.25 + 4 * p.mid.at(2, 100) + p.mid.at(11, 100)
+    )
+    assert levels.mid_call_ms(call, 100, "all") == pytest.approx(0.25 + 5 * p.mid.at(31 / 5, 100))
     assert p.verify_ms(10, 100) == pytest.approx(2.0)
     assert p.verify_ms(30, 300) == pytest.approx(10.0)
 
@@ -282,18 +286,20 @@ def test_arrays_interpolate_as_numbers_do(grid: Grid, tokens: list[int], data: A
     assert grid.at(cube, np.array(context)).tolist() == np.stack([found, found], 1).tolist()
 
 
+@pytest.mark.parametrize("sequential", [False, True])
 @pytest.mark.parametrize("evaluation", ["needed", "all"])
-def test_times_of_many_states_are_those_of_each_call(evaluation: str) -> None:
+def test_times_of_many_states_are_those_of_each_call(evaluation: str, sequential: bool) -> None:
     """Steps, t_D and t_V of every schedule, from the counts as one call at a time."""
     rng = np.random.default_rng(0)
     states, depth = 5, 3
     bits = np.array(list(product((0, 1), repeat=depth)), np.int8)
-    counts = rng.integers(0, 3, (states, len(bits), depth, 5)) * rng.integers(1, 30)
+    counts = rng.integers(0, 3, (states, len(bits), depth, 7)) * rng.integers(1, 30)
     counts = (counts * bits[None, :, :, None]).astype(np.int32)
     kept = rng.integers(0, 40, (states, len(bits)))
     none = np.zeros((states, len(bits), 1), np.int64)
     found = Enumeration(bits, kept, kept, kept, none, counts, np.zeros((*counts.shape[:3], 10)))
     p, context = profile(verify=GRID, evaluation=evaluation), rng.integers(50, 400, states)
+    p = replace(p, mid_sequential=bool(sequential))
     step_ms, draft_ms, verify_ms = p.times(found, context)
     assert (counts[..., 0][:, bits > 0] == 0).any()  # a call without a refreshing pass
     for state, length in enumerate(context.tolist()):

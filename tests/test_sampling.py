@@ -24,6 +24,7 @@ import treegraft_core.decoder as decoder_module
 import treegraft_core.verify as verify_module
 from tests import reference as slow
 from tests.conftest import tiny_llama, word_tokenizer
+from tests.drafters import small_of, with_mid
 from tests.test_artifact import random_artifact
 from tests.test_decoder import AnyGuard
 from tests.test_inputs import profile
@@ -56,10 +57,14 @@ class System:
     scheduler: Callable[[], Scheduler]
     drafting: dict[str, Any] = field(default_factory=dict)
     runtime: RuntimeConfig = AS_DEFINED
+    small: str = "ngram"
+    mid: str = "model"
 
     def decoder(self, pair: Pair, **options: Any) -> TreeGraftDecoder:
         """Return a decoder with a small width and budget."""
-        config = DraftingConfig(**{"width": 4, "verify_nodes": 12, **self.drafting})
+        small = small_of(self.small, pair.target_vocab)
+        rules = {"width": 4, "verify_nodes": 12, "small": small, **self.drafting}
+        config, pair = DraftingConfig(**rules), with_mid(pair, self.mid)
         runtime = options.pop("runtime", self.runtime)
         return TreeGraftDecoder(
             pair, self.scheduler(), config, profile(), runtime=runtime, **options
@@ -82,6 +87,10 @@ SYSTEMS: dict[str, System] = {
     "random": System(lambda: RandomSchedule(3)),
     "distilled": System(lambda: DistilledScheduler(random_artifact(5, seed=3))),
     "guarded": System(paper_fixed, runtime=RuntimeConfig()),
+    "suffix": System(paper_fixed, small="corpus"),
+    "head": System(paper_fixed, mid="head"),
+    "head_suffix": System(lambda: RandomSchedule(4), small="suffix", mid="head"),
+    "own": System(paper_fixed, small="successor", mid="table"),
 }
 
 
@@ -494,7 +503,7 @@ class Drafts:
 
         decoder = self.decoder
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(verify_module, "walk", spy_walk)
+            patch.setattr(decoder_module, "walk", spy_walk)
             patch.setattr(decoder_module, "_next", spy_next)
             if step.bits is not None:
                 patch.setattr(decoder, "scheduler", FixedSchedule(step.bits))

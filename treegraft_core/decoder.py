@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -22,161 +22,55 @@ from treegraft_core.drafting import (
     small_step,
 )
 from treegraft_core.errors import InputError
-from treegraft_core.guard import Decision, Guard, Mode, RuntimeConfig
+from treegraft_core.fit_check import check_scheduler
+from treegraft_core.guard import Guard, Mode, RuntimeConfig
 from treegraft_core.latency import LatencyProfile
+from treegraft_core.library import Library
 from treegraft_core.models import CachedModel, max_context
 from treegraft_core.neural import MidDrafter
 from treegraft_core.pair import Pair
-from treegraft_core.sampling import ARGMAX, GREEDY, Chooser, Sampling
+from treegraft_core.rounds import Clock, Generation, Picks, Round
+from treegraft_core.sampling import ARGMAX, GREEDY, OUTSIDE, Chooser, Sampling
 from treegraft_core.schedulers import Scheduler, StepState
 from treegraft_core.sequence import overwrite, unread, write_on
 from treegraft_core.signals import signals
-from treegraft_core.tree import DraftTree, FloatArray, IntArray
-from treegraft_core.verify import argmaxes, chosen_log_p, token_log_p, verify
-
-
-@dataclass(frozen=True)
-class Picks:
-    """Where a mid call picked.
-
-    Attributes
-    ----------
-    offsets : tuple of int
-        Depth of each node of F_k, less the greatest depth in N_k; empty if N_k is.
-    pool : int
-        |C_k|.
-    level_pool : int
-        Nodes of C_k at a depth that N_k has: the pool of a method that grows layer by layer.
-    """
-
-    offsets: tuple[int, ...]
-    pool: int
-    level_pool: int
+from treegraft_core.tree import DraftTree, IntArray
+from treegraft_core.verify import (
+    TreeRead,
+    accept,
+    argmaxes,
+    chosen_log_p,
+    read_tree,
+    token_log_p,
+    walk,
+)
 
 
 @dataclass
-class Round:
-    """What one round did.
+class Draft:
+    """A round whose tree the target has read, and whose tokens nobody has chosen yet.
 
     Attributes
     ----------
-    schedule : tuple of int
-        τ_1 … τ_D; all 0 once the context is too long for the mid drafter.
-    accepted : int
-        A.
-    committed : int
-        Tokens that this round gave the caller: A + 1, less what EOS or the limit cut off.
-    context_tokens : int
-        Committed tokens at its start, the root included.
-    tree_nodes, kept_nodes : int
-        |V(T)| after step D, and nodes sent to verification.
-    caught_up : int
-        Committed tokens that the mid drafter's first pass had to read besides the root.
-    calls : list of MidCall
-        Counts of each mid call.
-    ranks : list of int
-        Place in the pruning order of each accepted node.
-    signals : list of float64 array
-        The ten signals before each step; empty when nobody reads them.
-    frontiers : list of int
-        |N_k| before each step.
-    kept : list of (int, ...)
-        Token paths of the kept nodes, in pruning order; only with ``keep_trees``.
-    ms : dict
-        Time by part, ms: small, mid, signals, scheduler, prune, verify, accept.
-    pass_ms : float
-        Of ``ms["mid"]``, the time in the mid drafter's passes.
-    mode : {"scheduled", "small"}
-        Whether the scheduler decided, or the guard allowed small steps only.
-    picks : list of Picks
-        Where each mid call picked; only with ``log_picks``.
+    round_ : Round
+        Its statistics so far.
+    read : TreeRead
+        The tree and the target's logits.
+    clock : Clock
+        Of the round.
     """
 
-    schedule: tuple[int, ...]
-    context_tokens: int
-    accepted: int = 0
-    committed: int = 0
-    tree_nodes: int = 0
-    kept_nodes: int = 0
-    caught_up: int = 0
-    calls: list[MidCall] = field(default_factory=list)
-    ranks: list[int] = field(default_factory=list)
-    signals: list[FloatArray] = field(default_factory=list)
-    frontiers: list[int] = field(default_factory=list)
-    kept: list[tuple[int, ...]] = field(default_factory=list)
-    ms: dict[str, float] = field(default_factory=dict)
-    pass_ms: float = 0.0
-    mode: str = "scheduled"
-    picks: list[Picks] = field(default_factory=list)
+    round_: Round
+    read: TreeRead
+    clock: Clock
 
     @property
-    def draft_ms(self) -> float:
-        """t_D: everything but the verification pass, ms."""
-        return sum(v for k, v in self.ms.items() if k != "verify")
-
-    @property
-    def verify_ms(self) -> float:
-        """t_V, ms."""
-        return self.ms.get("verify", 0.0)
+    def mode(self) -> Mode:
+        """Whether the scheduler decided."""
+        return "small" if self.round_.mode == "small" else "scheduled"
 
 
-@dataclass
-class Generation:
-    """The result of a request.
-
-    Attributes
-    ----------
-    tokens : list of int
-        New tokens, the end-of-sequence token included if it was reached.
-    rounds : list of Round
-        Statistics of every round.
-    plain_steps : int
-        Tokens that the guard had decoded plainly.
-    decisions : list of Decision
-        The guard's changes of mode.
-    stopped : {"eos", "length", "context"}
-        Why it ended.
-    prefill_ms, decode_ms : float
-        Time before and after the first token, ms.
-    """
-
-    tokens: list[int] = field(default_factory=list)
-    rounds: list[Round] = field(default_factory=list)
-    plain_steps: int = 0
-    decisions: list[Decision] = field(default_factory=list)
-    stopped: str = "length"
-    prefill_ms: float = 0.0
-    decode_ms: float = 0.0
-
-    @property
-    def mean_accepted(self) -> float:
-        """Mean A over rounds."""
-        return float(np.mean([r.accepted for r in self.rounds])) if self.rounds else 0.0
-
-    @property
-    def tokens_per_s(self) -> float:
-        """New tokens after the first, divided by the time spent on them."""
-        return 1e3 * max(0, len(self.tokens) - 1) / self.decode_ms if self.decode_ms else 0.0
-
-
-class _Clock:
-    """Sums up time by part.
-
-    It does not wait for the device: a mid pass and a verification end with their results'
-    transfer, which does.
-    """
-
-    def __init__(self, ms: dict[str, float]):
-        self._ms = ms
-        self._last = time.perf_counter()
-
-    def lap(self, part: str) -> None:
-        now = time.perf_counter()
-        self._ms[part] = self._ms.get(part, 0.0) + 1e3 * (now - self._last)
-        self._last = now
-
-
-class TreeGraftDecoder:
+class TreeGraftDecoder(Library):
     """Decode a target losslessly with two drafters that grow one tree.
 
     Parameters
@@ -217,6 +111,7 @@ class TreeGraftDecoder:
         self.pair = pair
         self.scheduler = scheduler
         self.config = config or DraftingConfig()
+        self.config.small.check_vocabulary(pair.target_vocab)
         self.profile = profile
         self.keep_trees = keep_trees
         self.log_signals = log_signals
@@ -225,6 +120,7 @@ class TreeGraftDecoder:
             raise InputError(
                 "profile=None: this scheduler reads T_tgt and T_mid; run stage=profile"
             )
+        check_scheduler(scheduler, pair, self.config, profile)
         evaluation: str = self.config.evaluation
         if evaluation == "auto":
             evaluation = profile.evaluation if profile else "needed"
@@ -240,25 +136,40 @@ class TreeGraftDecoder:
             self.config.width,
             pair.vocabulary,
             pair.target_vocab,
+            self.config.small,
         )
         self.max_context = max_context(pair.target)
         self._mid_context = max_context(pair.mid)
         self._deepest = self.config.deepest
 
+    def sibling(self) -> TreeGraftDecoder:
+        """Return a decoder like this one with caches of its own."""
+        return TreeGraftDecoder(
+            self.pair,
+            self.scheduler,
+            self.config,
+            self.profile,
+            self.keep_trees,
+            self.log_signals,
+            self.runtime,
+            self.log_picks,
+        )
+
     def generate(
         self,
-        prompt_ids: Sequence[int],
+        prompt_ids: Sequence[int] | str,
         max_new_tokens: int,
         eos_token_ids: Sequence[int] | None = None,
         on_tokens: Callable[[list[int]], None] | None = None,
         sampling: Sampling = GREEDY,
+        chat: bool | None = None,
     ) -> Generation:
         """Generate the target's own output: its greedy tokens exactly, or samples of its law.
 
         Parameters
         ----------
-        prompt_ids : sequence of int
-            Token ids of the prompt, at least one.
+        prompt_ids : sequence of int or str
+            Token ids of the prompt, at least one; or a text, then with ``chat``.
         max_new_tokens : int
             Most tokens to generate.
         eos_token_ids : sequence of int, optional
@@ -268,6 +179,9 @@ class TreeGraftDecoder:
         sampling : Sampling
             How the target's tokens are chosen (default: greedily). The tokens of one seed are the
             same under every scheduler, and those of `decode_plain`.
+        chat : bool, optional
+            A text is a user's turn, put into the tokenizer's chat template (True), or is
+            tokenized as it stands (False).
 
         Raises
         ------
@@ -275,25 +189,28 @@ class TreeGraftDecoder:
             If the prompt is empty or as long as the model's context.
         """
         result = Generation()
-        for tokens in self.stream(prompt_ids, max_new_tokens, eos_token_ids, result, sampling):
+        prompt = self.prompt_ids(prompt_ids, chat)
+        for tokens in self.stream(prompt, max_new_tokens, eos_token_ids, result, sampling):
             if on_tokens is not None:
                 on_tokens(tokens)
         return result
 
     def stream(
         self,
-        prompt_ids: Sequence[int],
+        prompt_ids: Sequence[int] | str,
         max_new_tokens: int,
         eos_token_ids: Sequence[int] | None = None,
         result: Generation | None = None,
         sampling: Sampling = GREEDY,
+        chat: bool | None = None,
     ) -> Iterator[list[int]]:
         """Yield the new tokens of each round as soon as they are committed; see `generate`.
 
         ``result``, when given, is filled with the statistics as the rounds go by.
         """
         result = Generation() if result is None else result
-        prompt = check_prompt(prompt_ids, max_new_tokens, self.max_context, self.pair.target_vocab)
+        prompt_ids = self.prompt_ids(prompt_ids, chat)
+        prompt = self.check(prompt_ids, max_new_tokens)
         eos = set(self.pair.eos_token_ids if eos_token_ids is None else eos_token_ids)
         started = self._now()
         context = self.start(prompt, sampling)
@@ -314,6 +231,7 @@ class TreeGraftDecoder:
                 stop = "context"
             if stop is not None:
                 result.stopped = stop
+                self.config.small.remember(result.tokens)
                 yield new
                 return
             yield new
@@ -330,6 +248,10 @@ class TreeGraftDecoder:
             round_, new = self.round(context, len(prompt), mode)
             new = new[: self.max_context - len(prompt) - len(result.tokens)]
             result.rounds.append(round_)
+
+    def check(self, prompt_ids: Sequence[int], max_new_tokens: int) -> list[int]:
+        """Return a request's prompt as a list, or raise `InputError`."""
+        return check_prompt(prompt_ids, max_new_tokens, self.max_context, self.pair.target_vocab)
 
     def _now(self) -> float:
         self.pair.synchronize()
@@ -362,25 +284,54 @@ class TreeGraftDecoder:
 
     def _mid_fits(self, context: int) -> bool:
         # A mid drafter with a shorter context than the target's leaves the rest to small steps.
+        if context > self.max_context:
+            return False
         return context + min(self._deepest, self.max_context - context) <= self._mid_context
 
     def rewind(self, length: int) -> None:
         """Cut both caches back to their first ``length`` committed tokens."""
         self._caches.rewind(length)
 
+    @property
+    def requests(self) -> int:
+        """Requests begun on this decoder's caches so far."""
+        return self._caches.requests
+
+    def read_prompt(self, prompt: Sequence[int]) -> tuple[list[float], Tensor]:
+        """Read a prompt for somebody who chooses the tokens; returns as `Caches.read`."""
+        self._chooser = OUTSIDE
+        return self._read(prompt)
+
+    def first_context(self, tokens: Sequence[int], log_p: list[float], last: Tensor) -> Context:
+        """Return prompt and first token as the context of the first round.
+
+        ``log_p`` and ``last`` are those of `read_prompt`.
+        """
+        return self._context(tokens, log_p, last)
+
     def plain_step(self, context: Context) -> list[int]:
         """Decode one token with the target alone; ``context`` grows by it."""
         started = time.perf_counter()
-        at = len(context)
-        logits = self._target.run(context.tokens[-1:], [at - 1])
+        logits = self.plain_pass(context)
         tokens = [_next(self._chooser, context.tokens, logits)]
+        self.end_plain(context, logits, tokens, started)
+        return tokens
+
+    def plain_pass(self, context: Context) -> Tensor:
+        """Return the target's logits after ``context``, shape ``[1, vocabulary]``."""
+        return self._target.run(context.tokens[-1:], [len(context) - 1])
+
+    def end_plain(
+        self, context: Context, logits: Tensor, tokens: list[int], started: float
+    ) -> None:
+        """Commit the one token chosen from a plain pass that began at ``started``, s."""
+        at = len(context)
         context.extend(tokens, chosen_log_p(logits, tokens, self._chooser, self.config.width))
         if self.runtime.guard:
             self.guard.plain_step(at, 1e3 * (time.perf_counter() - started))
             self.guard.judge(context.tokens, self._deepest + 1)
             if self.guard.shadow_due(at):
                 self._shadow(context)
-        return tokens
 
     def _shadow(self, context: Context) -> None:
         started = time.perf_counter()
@@ -416,10 +367,17 @@ class TreeGraftDecoder:
         list of int
             The A + 1 committed tokens.
         """
+        draft = self.begin_round(context, prompt_tokens, mode)
+        read = draft.read
+        path, rows, tokens = walk(read.tree, read.order, read.logits, context.tokens, self._chooser)
+        self.end_round(draft, context, path, rows, tokens)
+        return draft.round_, tokens
+
+    def begin_round(self, context: Context, prompt_tokens: int, mode: Mode = "scheduled") -> Draft:
+        """Draft a tree and let the target read it; arguments as in `round`."""
         config, at = self.config, len(context)
-        started = time.perf_counter()
         round_ = Round((), at, mode=mode)
-        clock = _Clock(round_.ms)
+        clock = Clock(round_.ms)
         self._mid.begin_round(context)
         tree, frontier = self._first_tree(context)
         may_call = mode == "scheduled" and self._mid_fits(at)
@@ -438,8 +396,28 @@ class TreeGraftDecoder:
             round_.schedule += (action,)
         kept = self.guard.budget(tree, prune(tree, config), at)
         clock.lap("prune")
-        verdict = verify(self._target, tree, kept, context.tokens, self._chooser, config.width)
+        read = read_tree(self._target, tree, kept, context.tokens)
         clock.lap("verify")
+        return Draft(round_, read, clock)
+
+    def end_round(
+        self,
+        draft: Draft,
+        context: Context,
+        path: list[int],
+        rows: list[int],
+        tokens: list[int],
+    ) -> None:
+        """Commit what was chosen on a drafted tree; ``path``, ``rows``, ``tokens`` as from `walk`.
+
+        ``context`` grows by the tokens; the caches keep what they share with it.
+        """
+        round_, tree, kept = draft.round_, draft.read.tree, draft.read.kept
+        at = len(context)
+        verdict = accept(
+            self._target, draft.read, path, rows, tokens, self._chooser, self.config.width
+        )
+        draft.clock.lap("verify")
         self._mid.end_round(tree, verdict.path)
         context.extend(verdict.tokens, verdict.log_p)
         round_.accepted = len(verdict.path)
@@ -448,15 +426,13 @@ class TreeGraftDecoder:
         round_.caught_up = self._mid.caught_up
         round_.ranks = verdict.ranks
         round_.pass_ms = self._mid.pass_ms
-        clock.lap("accept")
+        draft.clock.lap("accept")
         if self.runtime.guard or self.runtime.budget == "auto":
-            ms = 1e3 * (time.perf_counter() - started)
-            self.guard.round(
-                mode, tree, np.array(verdict.tokens), len(kept), at, round_.ms["verify"], ms
-            )
+            ms = sum(round_.ms.values())
+            chosen = np.array(verdict.tokens)
+            self.guard.round(draft.mode, tree, chosen, len(kept), at, round_.ms["verify"], ms)
         if self.keep_trees:
             round_.kept = [tuple(tree.path_tokens(int(node))) for node in kept]
-        return round_, verdict.tokens
 
     def _state(
         self,
@@ -465,7 +441,7 @@ class TreeGraftDecoder:
         step: int,
         round_: Round,
         prompt_tokens: int,
-        clock: _Clock,
+        clock: Clock,
     ) -> StepState:
         state = StepState(
             step=step,
@@ -523,8 +499,8 @@ class Caches:
     """
 
     def __init__(self, pair: Pair, compile: bool = False):
-        self.target = CachedModel(pair.target, compile)
-        self.mid = CachedModel(pair.mid, compile)
+        self.target = pair.open_target(compile)
+        self.mid = pair.open_mid(self.target, compile)
         self.requests = 0
         self._read: tuple[list[int], int] | None = None
         self._log_p: list[float] = []

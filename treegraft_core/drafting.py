@@ -9,8 +9,9 @@ from typing import Any, Literal, Protocol
 import numpy as np
 
 from treegraft_core import kernels
-from treegraft_core.context import OUTSIDE_TABLE_PENALTY, Context
+from treegraft_core.context import Context
 from treegraft_core.errors import InputError
+from treegraft_core.small import NGRAM, SmallDrafter, chain_length
 from treegraft_core.tree import DraftTree, FloatArray, IntArray
 
 
@@ -44,6 +45,8 @@ class DraftingConfig:
         by its ``expansion[k - 1]`` likeliest tokens, and all nodes are verified. ``auto`` raises
         the numbers by turns, first step first, while the tree fits in B_ver. Needs
         ``pool="frontier"``. None: the best W nodes by W tokens.
+    small : SmallDrafter
+        What proposes in a small step (default: n-grams of the context).
     """
 
     depth: int = 5
@@ -55,6 +58,7 @@ class DraftingConfig:
     evaluation: Literal["needed", "all", "auto"] = "auto"
     structure: Literal["tree", "sequence"] = "tree"
     expansion: tuple[int, ...] | Literal["auto"] | None = None
+    small: SmallDrafter = NGRAM
 
     def __post_init__(self) -> None:
         for name in ("depth", "width", "verify_nodes", "max_ngram"):
@@ -72,6 +76,10 @@ class DraftingConfig:
                 raise InputError(
                     f"drafting.{name}={getattr(self, name)}: choose one of {', '.join(values)}"
                 )
+        if not isinstance(self.small, SmallDrafter):
+            raise InputError(
+                f"drafting.small={self.small!r}: must be a treegraft_core.SmallDrafter"
+            )
         if self.expansion is not None:
             object.__setattr__(self, "expansion", self._fixed_shape())
 
@@ -127,7 +135,7 @@ class DraftingConfig:
 
     def chain_length(self, step: int) -> int:
         """Most tokens of a chain that a small step proposes."""
-        return max(1, self.max_ngram - (step - 1))
+        return chain_length(self.small, step, self.max_ngram)
 
 
 def nodes_of_shape(shape: Sequence[int]) -> int:
@@ -181,6 +189,10 @@ class MidCall:
         |C_k|.
     earlier_picks : int
         Picks of F_k at an earlier depth than every node of N_k.
+    refresh_levels, all_levels : int
+        Nodes of the longest path downwards among ``refresh_nodes`` and among ``all_nodes``: the
+        passes, one after the other, of a drafter whose input is its own output at the parent.
+        The parents of ``expand_nodes`` are evaluated before, so that they are one level.
     """
 
     refresh_nodes: int = 0
@@ -188,6 +200,8 @@ class MidCall:
     all_nodes: int = 0
     pool_nodes: int = 0
     earlier_picks: int = 0
+    refresh_levels: int = 0
+    all_levels: int = 0
 
 
 def small_step(
@@ -198,7 +212,7 @@ def small_step(
     config: DraftingConfig,
     length: int | None = None,
 ) -> SmallStep:
-    """Grow the tree by the n-gram drafter (τ_k = 0), in place.
+    """Grow the tree by the small drafter (τ_k = 0), in place.
 
     Parameters
     ----------
@@ -211,7 +225,7 @@ def small_step(
     step : int
         k, from 1.
     config : DraftingConfig
-        Widths and lengths.
+        The drafter, widths and lengths.
     length : int, optional
         Read only the first ``length`` context tokens (collection shares one context).
 
@@ -221,17 +235,14 @@ def small_step(
         N_{k+1}: the best W first tokens proposed, by (match length, log s).
     """
     size = tree.size
-    tree.node, tree.size, frontier = kernels.small_step(
-        tree.node,
-        size,
-        tree.max_depth,
+    frontier = config.small.step(
+        tree,
         frontier,
-        *context.index,
+        context,
         len(context) if length is None else length,
         step,
         config.width,
         config.max_ngram,
-        -OUTSIDE_TABLE_PENALTY,
     )
     return SmallStep(frontier, tree.size - size)
 
@@ -249,6 +260,8 @@ def begin_mid_step(tree: DraftTree, call: MidCall, everything: bool) -> IntArray
     """
     needed, unseen = kernels.begin_mid_step(tree.node, tree.size)
     call.refresh_nodes, call.all_nodes = len(needed), len(unseen)
+    call.refresh_levels = int(kernels.longest_chain(tree.node, tree.size, needed))
+    call.all_levels = int(kernels.longest_chain(tree.node, tree.size, unseen))
     return unseen if everything else needed
 
 

@@ -53,8 +53,10 @@ def embedded_target(cache: Path | None = None) -> Path:
     transformers_logging.disable_progress_bar()
     try:
         source, name = files[0].parent, files[0].name
-        loaded = AutoModelForCausalLM.from_pretrained(source, gguf_file=name, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=name)
+        loaded = AutoModelForCausalLM.from_pretrained(
+            source, gguf_file=name, dtype=torch.float32, trust_remote_code=False
+        )
+        tokenizer = AutoTokenizer.from_pretrained(source, gguf_file=name, trust_remote_code=False)
         values = loaded.config.to_dict()
         values.pop("quantization_config", None)
         values.pop("_name_or_path", None)

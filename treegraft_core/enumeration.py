@@ -21,13 +21,15 @@ from dataclasses import dataclass, field
 import numpy as np
 import torch
 
-from treegraft_core import forest, kernels
-from treegraft_core.context import OUTSIDE_TABLE_PENALTY, Context
+from treegraft_core import chain_kernels, forest, kernels
+from treegraft_core.context import Context
 from treegraft_core.drafting import DraftingConfig, MidCall
-from treegraft_core.errors import InputError
+from treegraft_core.errors import InputError, NonFiniteError
 from treegraft_core.forest import Level
-from treegraft_core.models import CachedModel, Visibility
+from treegraft_core.mid import MidCache
+from treegraft_core.models import Visibility, all_finite
 from treegraft_core.neural import ScoreRows
+from treegraft_core.small import SmallDrafter
 from treegraft_core.student import DraftVocabulary
 from treegraft_core.tree import UNLIMITED, FloatArray, IntArray
 
@@ -81,7 +83,7 @@ class Enumeration:
         A, |V(T)| after step D, nodes sent to verification.
     ranks : int64 array, shape ``[S, N, reach]``
         Place in the pruning order of each accepted node, −1 after the last.
-    counts : int32 array, shape ``[S, N, D, 5]``
+    counts : int32 array, shape ``[S, N, D, 7]``
         The counts of each step in the order of :class:`MidCall`; zeros for a small step.
     signals : float64 array, shape ``[S, N, D, 10]``
         The ten signals before each step.
@@ -136,9 +138,13 @@ class PackTooLargeError(Exception):
 class PathTable:
     """The distinct paths of a pack of states, each evaluated once by the mid drafter.
 
+    A drafter whose input is its own output at the token before reads each state's root once more,
+    as the runtime does: the target has not read it there, so that its child's input is the
+    drafter's output, not the target's.
+
     Parameters
     ----------
-    model : CachedModel
+    model : MidCache
         The mid drafter; its cache holds the whole text that the states are positions of.
     rows : ScoreRows
         Where what is needed of the distributions goes; cleared.
@@ -146,18 +152,22 @@ class PathTable:
         The text.
     roots : int64 array
         Position of each state's root in the text.
+    small : SmallDrafter
+        Whose proposals a refresh asks the mid drafter about.
     memory : int
         Bytes that the pack may take.
     """
 
     def __init__(
         self,
-        model: CachedModel,
+        model: MidCache,
         rows: ScoreRows,
         context: Context,
         roots: IntArray,
+        small: SmallDrafter,
         memory: int = DEFAULT_MEMORY,
     ):
+        self.small = small
         self.model, self.rows, self.context, self.roots = model, rows, context, roots
         self.memory = memory
         self.text = model.length
@@ -182,18 +192,30 @@ class PathTable:
         ------
         PackTooLargeError
             If not even one path fits.
+        NonFiniteError
+            If the drafter's logits are not finite.
         """
         while self.size < end:
             q = self._fitting(end - self.size, trees)
             first = self.size
             tokens, positions, visible, slots = kernels.pass_inputs(
-                self.path, first, first + q, self.roots, self.text
+                self.path,
+                first,
+                first + q,
+                self.roots,
+                self.text,
+                self.state_root,
+                self.model.sequential,
             )
             logits = self.model.run(tokens, positions, Visibility(visible, slots))
+            if not all_finite(logits):
+                raise NonFiniteError(
+                    "the mid drafter's logits are not finite in a draft from position "
+                    f"{positions.min()} on; try engine.dtype=float32, or repair the model's weights"
+                )
             state = self.path["state"][first : first + q]
-            start, found = self.context.followers(
-                tokens, positions == self.roots[state], self.roots[state] + 1
-            )
+            paths = chain_kernels.paths_in(self.path, first, first + q)
+            start, found = self.small.followers(self.context, paths, self.roots[state] + 1)
             self.rows.append(logits, start, found)
             self.size += q
             self.passes += 1
@@ -210,7 +232,7 @@ class PathTable:
 
 
 def enumerate_states(
-    model: CachedModel,
+    model: MidCache,
     context: Context,
     roots: Sequence[int],
     config: DraftingConfig,
@@ -228,7 +250,7 @@ def enumerate_states(
 
     Parameters
     ----------
-    model : CachedModel
+    model : MidCache
         The mid drafter, its cache holding the text up to the last root at least. It is cut back to
         its present length afterwards.
     context : Context
@@ -253,6 +275,8 @@ def enumerate_states(
     ------
     InputError
         If one state alone exceeds the budget or the memory, or no trees are grown by schedules.
+    NonFiniteError
+        If the drafter's logits are not finite.
     ValueError
         If there are no roots.
     """
@@ -263,12 +287,15 @@ def enumerate_states(
             f"drafting.structure={config.structure}, drafting.expansion={config.expansion}: "
             "schedules are enumerated for structure=tree and expansion=null only"
         )
+    config.small.check_stateless()
+    config.small.check_vocabulary(target_vocab)
     rows = ScoreRows(config.width, vocabulary, target_vocab)
     text = model.length
     places = np.asarray(roots, np.int64)
 
     def attempt(first: int, count: int) -> tuple[Enumeration, int, int]:
-        table = PathTable(model, rows, context, places[first : first + count], memory)
+        part = places[first : first + count]
+        table = PathTable(model, rows, context, part, config.small, memory)
         try:
             found = _enumerate(table, config, keep_trees, max_context)
         except BaseException:
@@ -412,15 +439,8 @@ def _advance(
         step,
         level.signals,
     )
-    small, starts, sizes, frontiers, n_frontiers, used = kernels.small_steps(
-        *level.trees,
-        max_depth,
-        lengths,
-        *table.context.index,
-        step,
-        config.width,
-        config.max_ngram,
-        -OUTSIDE_TABLE_PENALTY,
+    small, starts, sizes, frontiers, n_frontiers, used = config.small.steps(
+        level.trees, max_depth, lengths, table.context, step, config.width, config.max_ngram
     )
     counts = level.counts.copy()
     picked, n_picked, missing, n_missing, lost = kernels.select_frontiers(

@@ -33,7 +33,7 @@ class Level:
         The prefixes.
     signals : float64 array, shape ``[B, D, 10]``
         The signals before each step so far.
-    counts : int32 array, shape ``[B, D, 5]``
+    counts : int32 array, shape ``[B, D, 7]``
         The counts of each mid call so far, in the order of :class:`MidCall`.
     """
 

@@ -46,7 +46,7 @@ NODE = np.dtype(
 """One node; the fields are described at :class:`treegraft_core.tree.DraftTree`."""
 
 N_SIGNALS = 10
-N_COUNTS = 5
+N_COUNTS = 7
 
 _OPTIONS: dict[str, Any] = {"cache": True, "nogil": True}
 
@@ -357,6 +357,18 @@ def parents_to_refresh(node, size):
     for i in unscored(node, size):
         wanted[node[i].parent] = True
     return np.flatnonzero(wanted)
+
+
+@njit(**_OPTIONS)
+def longest_chain(node, size, nodes):
+    """Return the nodes of the longest path downwards among ``nodes`` (ascending); 0 for none."""
+    level = np.zeros(size, np.int64)
+    deepest = 0
+    for i in nodes:
+        above = node[i].parent
+        level[i] = 1 if above < 0 else level[above] + 1
+        deepest = max(deepest, level[i])
+    return deepest
 
 
 @njit(**_OPTIONS)
@@ -889,6 +901,8 @@ def select_frontiers(
         counts[i, step - 1, 2] = len(unseen)
         counts[i, step - 1, 3] = pool
         counts[i, step - 1, 4] = earlier
+        counts[i, step - 1, 5] = longest_chain(tree, size[i], needed)
+        counts[i, step - 1, 6] = longest_chain(tree, size[i], unseen)
     return picked, n_picked, missing, n_missing, lost
 
 
@@ -944,18 +958,19 @@ def request_refresh(node, start, size, state, path, n_paths, state_root):
 
 
 @njit(**_OPTIONS)
-def pass_inputs(path, first, end, roots, text):
+def pass_inputs(path, first, end, roots, text, state_root, from_root):
     """Return what one pass over the paths ``first`` … ``end − 1`` reads.
 
     Path r lies at place ``text + r`` of the cache, after the text. A path of depth 0 stands for
-    the root itself and reads what precedes it.
+    the root itself and reads what precedes it. With ``from_root`` the others read the root there,
+    else in the text.
 
     Returns
     -------
     tokens, positions, visible : int64 array, shape ``[q]``
         ``visible``: the text before it is seen.
     slots : int64 array, shape ``[q, m]``
-        Places of its path below the root and of itself, filled up with its own.
+        Places of its path and of itself, filled up with its own.
     """
     q = end - first
     tokens = np.empty(q, np.int64)
@@ -964,14 +979,16 @@ def pass_inputs(path, first, end, roots, text):
     deepest = 1
     for row in range(first, end):
         deepest = max(deepest, path[row].depth)
-    slots = np.empty((q, deepest), np.int64)
+    slots = np.empty((q, deepest + from_root), np.int64)
     for i in range(q):
         row = first + i
         tokens[i] = path[row].token
         root = roots[path[row].state]
         positions[i] = root + path[row].depth
-        visible[i] = root + 1 if path[row].depth else root
+        visible[i] = root + 1 if path[row].depth and not from_root else root
         slots[i, :] = text + row
+        if from_root:
+            slots[i, deepest] = text + state_root[path[row].state]
         j = 0
         while row >= 0:
             slots[i, j] = text + row

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +15,9 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicLayer
 
 from treegraft_core import kernels
+from treegraft_core.architectures import layer_kinds, refused_layer
 from treegraft_core.errors import InputError
+from treegraft_core.hidden import HiddenStates
 from treegraft_core.packed import head_size
 from treegraft_core.tree import IntArray
 
@@ -29,15 +32,6 @@ BUCKETS = (1, 8, 32, 64, 128, 256)
 MOST_SHAPES = 64
 """Shapes that are compiled before torch falls back to eager passes."""
 
-UNSUPPORTED_LAYERS = (
-    "linear_attention",
-    "mamba",
-    "conv",
-    "recurrent",
-    "chunked_attention",
-    "local",
-)
-
 
 def cache_argument(model: PreTrainedModel) -> str:
     """Return the name under which a model's forward takes its KV cache."""
@@ -45,8 +39,10 @@ def cache_argument(model: PreTrainedModel) -> str:
     return "cache" if "cache" in parameters else "past_key_values"
 
 
-def max_context(model: PreTrainedModel) -> int:
-    """Return the number of positions that a model has."""
+def max_context(model: Any) -> int:
+    """Return the number of positions that a model or another mid drafter has."""
+    if not isinstance(model, PreTrainedModel):
+        return int(getattr(model, "max_positions", None) or 1 << 30)
     text = model.config.get_text_config()
     return int(getattr(text, "max_position_embeddings", 0) or 1 << 30)
 
@@ -71,6 +67,47 @@ class Visibility:
         """Everything cached, and causally within the pass."""
         end = length + 1 + np.arange(q)
         return cls(end, end[:, None] - 1)
+
+
+def additive(
+    visible: Visibility,
+    keys: IntArray,
+    own: IntArray,
+    window: int | None,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """Return the mask of a pass, added to attention scores, shape ``[1, 1, q, keys]``.
+
+    Parameters
+    ----------
+    visible : Visibility
+        What each token sees.
+    keys, own : int64 array
+        Positions in the text of all keys and of the tokens of the pass.
+    window : int or None
+        Keys so many positions or more before a token are hidden.
+    dtype, device
+        Of the mask.
+    """
+    hidden = torch.finfo(dtype).min
+    if device.type == "cpu":
+        exact = dtype == torch.float64
+        table = np.empty((len(own), len(keys)), np.float64 if exact else np.float32)
+        kernels.additive_mask(table, visible.end, visible.slots, table.dtype.type(hidden))
+        if window is not None:
+            kernels.hide_far(table, own, keys, window, table.dtype.type(hidden))
+        return torch.from_numpy(table).to(dtype)[None, None]
+    numbers = [visible.end[:, None], visible.slots, own[:, None]]
+    read = torch.from_numpy(np.concatenate(numbers, axis=1)).to(device)
+    column = torch.arange(len(keys), device=device)
+    seen = column[None, :] < read[:, :1]
+    seen.scatter_(1, read[:, 1:-1], True)
+    if window is not None:
+        place = torch.from_numpy(keys).to(device)
+        seen &= read[:, -1:] - place[None, :] < window
+    mask = torch.zeros(seen.shape, dtype=dtype, device=device)
+    return mask.masked_fill_(~seen, hidden)[None, None]
 
 
 class TreeLayer(DynamicLayer):
@@ -129,25 +166,43 @@ class CachedModel:
         Run passes of up to 256 tokens through ``torch.compile`` in few fixed shapes:
         tokens filled up to one of `BUCKETS`, keys to the buffers' capacity. On a GPU each shape is
         one CUDA graph. A shape's first pass takes a minute or more.
+    keep_hidden : sequence of int
+        Keep what these layers read, for a mid drafter that reads it.
 
     Attributes
     ----------
     length : int
         Tokens in the cache.
+    hidden : HiddenStates or None
+        What the layers ``keep_hidden`` read, by place in the cache.
+    sequential, keeps_drafts, target
+        As in :class:`treegraft_core.mid.MidCache`.
     """
 
-    def __init__(self, model: PreTrainedModel, compile: bool = False):
+    sequential = False
+    keeps_drafts = True
+    target: CachedModel | None = None
+
+    def __init__(
+        self, model: PreTrainedModel, compile: bool = False, keep_hidden: Sequence[int] = ()
+    ):
+        if compile and keep_hidden:
+            raise InputError(
+                "runtime.compile=true: compiled passes keep no hidden states, which this mid "
+                "drafter reads; set runtime.compile=false"
+            )
         self.model = model
+        self.hidden = HiddenStates(model, keep_hidden) if keep_hidden else None
         self._compiled = compiled(model) if compile else None
         self.device = model.device
         text = model.config.get_text_config()
         types = set(getattr(text, "layer_types", None) or [])
-        for kind in types | set(getattr(text, "attention_layers", None) or []):
-            if kind.startswith(UNSUPPORTED_LAYERS):
-                raise InputError(
-                    f"model={type(model).__name__}: has layers of type {kind}, which cannot attend "
-                    "along a tree by a mask; use a model with full or sliding-window attention"
-                )
+        refused = refused_layer(layer_kinds(model.config))
+        if refused is not None:
+            raise InputError(
+                f"model={type(model).__name__}: has layers of type {refused[0]}, which cannot "
+                "attend along a tree by a mask; use a model with full or sliding-window attention"
+            )
         self._window = getattr(text, "sliding_window", None)
         self._types = types
         self._embeddings = int(model.get_input_embeddings().weight.shape[0])
@@ -234,7 +289,8 @@ class CachedModel:
         index = None if rows is None else torch.tensor(rows, device=self.device)
         if index is not None and self._keeps_logits:
             arguments["logits_to_keep"] = index
-        logits: Tensor = self.model(**arguments).logits[0]
+        with self.hidden.watching(self.length) if self.hidden else nullcontext():
+            logits: Tensor = self.model(**arguments).logits[0]
         if index is not None and not self._keeps_logits:
             logits = logits[index]
         return logits
@@ -296,25 +352,7 @@ class CachedModel:
     def _additive(
         self, visible: Visibility, keys: IntArray, own: IntArray, window: int | None
     ) -> Tensor:
-        dtype = self.model.dtype
-        hidden = torch.finfo(dtype).min
-        if self.device.type == "cpu":
-            exact = dtype == torch.float64
-            table = np.empty((len(own), len(keys)), np.float64 if exact else np.float32)
-            kernels.additive_mask(table, visible.end, visible.slots, table.dtype.type(hidden))
-            if window is not None:
-                kernels.hide_far(table, own, keys, window, table.dtype.type(hidden))
-            return torch.from_numpy(table).to(dtype)[None, None]
-        numbers = [visible.end[:, None], visible.slots, own[:, None]]
-        read = torch.from_numpy(np.concatenate(numbers, axis=1)).to(self.device)
-        column = torch.arange(len(keys), device=self.device)
-        seen = column[None, :] < read[:, :1]
-        seen.scatter_(1, read[:, 1:-1], True)
-        if window is not None:
-            place = torch.from_numpy(keys).to(self.device)
-            seen &= read[:, -1:] - place[None, :] < window
-        mask = torch.zeros(seen.shape, dtype=dtype, device=self.device)
-        return mask.masked_fill_(~seen, hidden)[None, None]
+        return additive(visible, keys, own, window, self.model.dtype, self.device)
 
     def _set_used(self, length: int) -> None:
         for layer in self.cache.layers:
@@ -364,6 +402,8 @@ class CachedModel:
         if self._capacity > max(self.length, MIN_CAPACITY):
             self._capacity = 0
             self._reserve(self.length)
+        if self.hidden is not None:
+            self.hidden.shrink(self.length)
 
     def bytes_of_pass(self, q: int) -> int:
         """Estimate the memory that a pass of ``q`` tokens takes, bytes, weights left out.
@@ -411,10 +451,17 @@ class CachedModel:
                         continue
                     for to, place in enumerate(places, start=prefix):
                         store[:, :, :, to] = store[:, :, :, place]
+                if self.hidden is not None:
+                    self.hidden.keep(prefix, places)
         self._set_used(length)
         self.positions = np.concatenate(
             [self.positions[:prefix], self.positions[np.asarray(places, np.int64)]]
         )
+
+
+def all_finite(logits: Tensor) -> bool:
+    """Tell whether logits hold no NaN and no infinity; one pass over them, no copy."""
+    return bool(torch.isfinite(logits.sum(-1)).all())
 
 
 def check_tree_attention(model: PreTrainedModel, role: str) -> None:
@@ -449,6 +496,11 @@ def check_tree_attention(model: PreTrainedModel, role: str) -> None:
             "a decoder-only model that takes a 4D mask and position ids"
         ) from error
     expected = torch.stack(alone)
+    if not (all_finite(together) and all_finite(expected)):
+        raise InputError(
+            f"pair.{role}={type(model).__name__}: its logits are NaN or infinite on a short text; "
+            "repair its weights, or try engine.dtype=float32"
+        )
     gap = float((together - expected).abs().max() / expected.abs().max().clamp_min(1e-9))
     allowed = 0.1 if model.dtype in (torch.bfloat16, torch.float16) else 1e-3
     if not gap <= allowed:

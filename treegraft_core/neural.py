@@ -9,9 +9,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from treegraft_core import kernels
+from treegraft_core import chain_kernels, kernels
 from treegraft_core.context import Context
-from treegraft_core.models import CachedModel, Visibility
+from treegraft_core.mid import MidCache
+from treegraft_core.models import Visibility
+from treegraft_core.small import NGRAM, SmallDrafter
 from treegraft_core.student import DraftVocabulary
 from treegraft_core.tree import DraftTree, FloatArray, IntArray, grown, on_grid
 
@@ -76,7 +78,11 @@ class ScoreRows:
         if self.vocabulary is None:
             logits = logits[:, : self.target_vocab]
         n, columns = logits.shape
-        wanted = found if self._column is None else self._column[found]
+        wanted = found
+        if self._column is not None:
+            # A small drafter may propose what is no token of the target's.
+            known = found < len(self._column)
+            wanted = np.where(known, self._column[np.where(known, found, 0)], -1)
         inside = (wanted >= 0) & (wanted < columns)
         row = np.repeat(np.arange(n), np.diff(start))
         place = np.where(inside, row * columns + wanted, 0)
@@ -182,7 +188,7 @@ class MidDrafter:
 
     Parameters
     ----------
-    model : CachedModel
+    model : MidCache
         The drafter, with a cache of its own.
     width : int
         W.
@@ -190,16 +196,19 @@ class MidDrafter:
         Of a student with a restricted head.
     target_vocab : int
         Tokens of the target's head.
+    small : SmallDrafter
+        Whose proposals a refresh asks about.
     """
 
     def __init__(
         self,
-        model: CachedModel,
+        model: MidCache,
         width: int,
         vocabulary: DraftVocabulary | None,
         target_vocab: int,
+        small: SmallDrafter = NGRAM,
     ):
-        self.model = model
+        self.model, self.small = model, small
         self.rows = ScoreRows(width, vocabulary, target_vocab)
         self.caught_up = 0
         self.pass_ms = 0.0
@@ -232,7 +241,7 @@ class MidDrafter:
             raise ValueError("nodes: the first evaluation of a round must hold the root")
         pending = context.tokens[start:] if first_call else context.tokens[:0]
         fresh = nodes[1:] if first_call else nodes
-        behind, tokens = len(pending), tree.token[nodes].astype(np.int64)
+        behind = len(pending)
         end = np.full(behind + len(fresh), base)
         end[:behind] = start + 1 + np.arange(behind)
         slots = np.empty((0, 1), np.int64)
@@ -251,16 +260,25 @@ class MidDrafter:
             self._called = True
             self.caught_up = behind - 1
             tree.node["slot"][0] = base - 1
-        tree.node["row"][nodes] = self.rows.append(logits, *context.followers(tokens, nodes == 0))
+        tree.node["row"][nodes] = self.rows.append(logits, *self._followers(tree, nodes))
         self.pass_ms += 1e3 * (time.perf_counter() - started)
 
+    def _followers(self, tree: DraftTree, nodes: IntArray) -> tuple[IntArray, IntArray]:
+        assert self._context is not None
+        paths = chain_kernels.paths_to(tree.node, nodes)
+        lengths = np.full(len(nodes), len(self._context))
+        return self.small.followers(self._context, paths, lengths)
+
     def end_round(self, tree: DraftTree, path: Sequence[int]) -> None:
-        """Keep the cache of committed tokens: the context and the evaluated part of ``path``."""
+        """Keep the cache of committed tokens: the context and the evaluated part of ``path``.
+
+        Of a drafter whose drafts' entries are no committed tokens' the context alone.
+        """
         if not self._called or self._context is None:
             return
         slots = []
         for node in path:
-            if tree.row[node] < 0:
+            if tree.row[node] < 0 or not self.model.keeps_drafts:
                 break
             slots.append(int(tree.slot[node]))
         self.model.keep(len(self._context), slots)

@@ -37,7 +37,7 @@ class PackedLinear(nn.Module):
         destination[f"{prefix}weight"] = self.packed.to_dense()
 
 
-def can_pack(model: PreTrainedModel) -> bool:
+def can_pack(model: Any) -> bool:
     """Tell whether this build of torch packs weights, and rightly, for such a model here."""
     if model.device.type != "cpu" or model.dtype != torch.float32:
         return False
@@ -52,7 +52,7 @@ def can_pack(model: PreTrainedModel) -> bool:
         return bool((PackedLinear(linear)(x) - expected).abs().max() < TOLERANCE)
 
 
-def pack_linears(model: PreTrainedModel) -> int:
+def pack_linears(model: Any) -> int:
     """Replace every ``nn.Linear`` of a float32 model on a CPU in place; return how many."""
     if not can_pack(model):
         return 0

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
@@ -53,29 +54,54 @@ def read_prompts(path: Path | str) -> list[Prompt]:
         if not line.strip():
             continue
         where = f"task.path={path}, line {number}"
-        try:
-            row = json.loads(line)
-        except json.JSONDecodeError as error:
-            raise InputError(
-                f"{where}: not valid JSON ({error.msg}); the file may be truncated"
-            ) from error
-        if not isinstance(row, dict) or "question_id" not in row or "turns" not in row:
-            raise InputError(f"{where}: needs the fields question_id and turns")
-        turns = row["turns"]
-        if not isinstance(turns, list) or not turns or not all(isinstance(t, str) for t in turns):
-            raise InputError(f"{where}: turns must be a list of one or more strings")
-        if any(0xD800 <= ord(c) <= 0xDFFF for t in turns for c in t):
-            raise InputError(f"{where}: holds half of a surrogate pair; write the character itself")
-        if not all(t.strip() for t in turns):
-            raise InputError(f"{where}: empty prompt; write a text or remove the line")
-        key = str(row["question_id"])
-        if key in seen:
-            raise InputError(f"{where}: question_id={key} repeats; make ids unique")
-        seen.add(key)
-        prompts.append(Prompt(key, str(row.get("category", "")), tuple(turns)))
+        prompt = read_prompt(line, where)
+        if prompt.question_id in seen:
+            raise InputError(f"{where}: question_id={prompt.question_id} repeats; make ids unique")
+        seen.add(prompt.question_id)
+        prompts.append(prompt)
     if not prompts:
         raise InputError(f"task.path={path}: no prompts; the file is empty")
     return prompts
+
+
+def read_prompt(line: str, where: str) -> Prompt:
+    """Return the prompt of one line; errors start with ``where``."""
+    try:
+        row = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise InputError(
+            f"{where}: not valid JSON ({error.msg}); the file may be truncated"
+        ) from error
+    except (ValueError, RecursionError) as error:  # numbers and nesting beyond Python's limits
+        raise InputError(f"{where}: not valid JSON ({error}); write it flatter") from error
+    if not isinstance(row, dict) or "question_id" not in row or "turns" not in row:
+        raise InputError(f"{where}: needs the fields question_id and turns")
+    key, category = row["question_id"], row.get("category")
+    category = "" if category is None else category
+    for name, value in (("question_id", key), ("category", category)):
+        if not isinstance(value, (str, int, float)):
+            raise InputError(f"{where}: {name} must be a text or a number")
+        check_text(str(value), f"{where}: {name}")
+    if not str(key).strip():
+        raise InputError(f"{where}: question_id is empty; give each prompt its own")
+    return Prompt(str(key), str(category), check_turns(row["turns"], where))
+
+
+def check_turns(turns: Any, where: str) -> tuple[str, ...]:
+    """Return the turns of a prompt, checked; errors start with ``where``."""
+    if not isinstance(turns, list) or not turns or not all(isinstance(t, str) for t in turns):
+        raise InputError(f"{where}: turns must be a list of one or more strings")
+    for turn in turns:
+        check_text(turn, where)
+        if not turn.strip():
+            raise InputError(f"{where}: empty prompt; write a text or remove the line")
+    return tuple(turns)
+
+
+def check_text(text: str, where: str) -> None:
+    """Raise `InputError` if ``text`` cannot be written as UTF-8."""
+    if any(0xD800 <= ord(c) <= 0xDFFF for c in text):
+        raise InputError(f"{where}: holds half of a surrogate pair; write the character itself")
 
 
 def chat_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[dict[str, str]]) -> list[int]:

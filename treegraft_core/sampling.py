@@ -163,3 +163,6 @@ class Chooser:
 
 ARGMAX = Chooser(GREEDY)
 """Takes the likeliest token."""
+
+OUTSIDE = Chooser(Sampling(temperature=1.0))
+"""Stands for tokens chosen elsewhere (:mod:`treegraft_core.stepping`): any may come."""

@@ -123,13 +123,23 @@ class DistilledScheduler:
         What ``stage=export`` wrote.
     max_calls : int, optional
         Most mid calls a round (the paper's cap is floor(T_tgt / T_mid)); default: no cap.
+    allow : sequence of str
+        What may differ from its training when a decoder is built with it, of ``drafters``,
+        ``width``, ``verify_nodes`` and ``max_ngram``: see
+        :func:`treegraft_core.fit_check.check_fits`.
     """
 
     reads_signals = True
 
-    def __init__(self, artifact: SchedulerArtifact, max_calls: int | None = None):
+    def __init__(
+        self,
+        artifact: SchedulerArtifact,
+        max_calls: int | None = None,
+        allow: Sequence[str] = (),
+    ):
         self.artifact = artifact
         self.max_calls = max_calls
+        self.allow = tuple(allow)
         self._columns = np.array([SIGNALS.index(name) for name in artifact.selected_signals])
         # The z-scores go into the first layer, so that a decision is a few products,
         # in one compiled loop: BLAS takes longer to start than they take.

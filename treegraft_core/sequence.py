@@ -14,6 +14,7 @@ import numpy as np
 
 from treegraft_core.context import Context
 from treegraft_core.drafting import DraftingConfig, MidCall
+from treegraft_core.small import fallback
 from treegraft_core.tree import DraftTree, FloatArray, IntArray
 
 
@@ -30,8 +31,9 @@ def write_on(
 ) -> IntArray:
     """Let the small drafter write on at the end of the sequence, in place (τ_k = 0).
 
-    It follows the most recent place of the longest match, as far as the chain of a small step goes.
-    If at the first step even the root finds no match, it writes the most frequent token.
+    It takes the first chain proposed (n-grams: the most recent place of the longest match), as far
+    as the chain of a small step goes. If at the first step there is none even at the root, it
+    writes the most frequent token.
 
     Parameters
     ----------
@@ -44,7 +46,7 @@ def write_on(
     step : int
         k, from 1.
     config : DraftingConfig
-        n_max.
+        The drafter, and the length of a chain.
 
     Returns
     -------
@@ -52,18 +54,18 @@ def write_on(
         The new last node.
     """
     last = int(end[0])
-    _, positions = context.matches(tree.path_tokens(last))
-    if positions:
-        first, length = positions[0], config.chain_length(step)
-        places = range(first, min(first + length, len(context)))
+    chains = config.small.propose(context, tree.path_tokens(last), len(context))
+    if chains:
+        length = config.chain_length(step)
+        drafted = list(zip(chains[0].tokens[:length], chains[0].log_p[:length], strict=True))
     elif step == 1:
-        places = range(context.most_frequent()[1], context.most_frequent()[1] + 1)
+        drafted = [fallback(context, len(context))]
     else:
         return end
-    for place in places:
+    for token, log_p in drafted:
         if tree.depth[last] >= tree.max_depth:
             break
-        last = tree.add(last, int(context.tokens[place]), float(context.log_p[place]))
+        last = tree.add(last, token, log_p)
     tree.update_scores()
     return np.array([last])
 
@@ -73,6 +75,7 @@ def unread(tree: DraftTree, end: IntArray, call: MidCall) -> IntArray:
     nodes = np.array([0, *tree.path(int(end[0]))])
     missing = nodes[tree.row[nodes] < 0]
     call.refresh_nodes = call.all_nodes = len(missing)
+    call.refresh_levels = call.all_levels = len(missing)
     call.pool_nodes = len(nodes)
     return missing
 

@@ -173,7 +173,7 @@ def is_student(folder: Path | str) -> bool:
 
 
 def load_student(
-    folder: Path | str, target: PreTrainedModel
+    folder: Path | str, target: PreTrainedModel, trust_remote_code: bool = False
 ) -> tuple[PreTrainedModel, DraftVocabulary]:
     """Load a student beside the target it was made from; float32, evaluation mode.
 
@@ -185,7 +185,7 @@ def load_student(
     folder = Path(folder)
     try:
         meta = json.loads((folder / META_NAME).read_text(encoding="utf-8"))
-        config = AutoConfig.from_pretrained(folder)
+        config = AutoConfig.from_pretrained(folder, trust_remote_code=trust_remote_code)
         with safe_open(folder / WEIGHTS_NAME, framework="pt") as reader:
             tensors = {name: reader.get_tensor(name) for name in list(reader.keys())}
         tokens = tensors.pop("draft_vocabulary").to(torch.int64)

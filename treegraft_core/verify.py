@@ -99,16 +99,59 @@ def verify(
     Verdict
         Afterwards the cache holds the context, the root and the accepted nodes.
     """
+    read = read_tree(target, tree, kept, context)
+    path, rows, tokens = walk(tree, read.order, read.logits, context, chooser)
+    return accept(target, read, path, rows, tokens, chooser, width)
+
+
+@dataclass
+class TreeRead:
+    """What the target said about a tree in one pass; nobody has walked it yet.
+
+    Attributes
+    ----------
+    tree : DraftTree
+        The finished tree.
+    kept : int64 array
+        The nodes that pruning kept, in its order.
+    order : int64 array, shape ``[n]``
+        Root + kept nodes, ascending.
+    start : int
+        Tokens in the target's cache before the pass.
+    logits : Tensor, shape ``[n, vocabulary]``
+        The target's after each of ``order``.
+    """
+
+    tree: DraftTree
+    kept: IntArray
+    order: IntArray
+    start: int
+    logits: Tensor
+
+
+def read_tree(target: CachedModel, tree: DraftTree, kept: IntArray, context: IntArray) -> TreeRead:
+    """Let the target read root + kept nodes in one pass; arguments as in `verify`."""
     start = target.length
     order, visible = verification_pass(tree, kept, start)
     logits = target.run(tree.token[order], len(context) - 1 + tree.depth[order], visible)
-    kept = np.asarray(kept, np.int64)
-    path, rows, tokens = walk(tree, order, logits, context, chooser)
-    rank = np.empty(tree.size, np.int64)
-    rank[kept] = np.arange(len(kept))
-    visited = logits[torch.tensor(rows, device=logits.device)]
+    return TreeRead(tree, np.asarray(kept, np.int64), order, start, logits)
+
+
+def accept(
+    target: CachedModel,
+    read: TreeRead,
+    path: list[int],
+    rows: list[int],
+    tokens: list[int],
+    chooser: Chooser = ARGMAX,
+    width: int = 10,
+) -> Verdict:
+    """Keep a walked path in the cache; ``path``, ``rows`` and ``tokens`` as from `walk`."""
+    rank = np.empty(read.tree.size, np.int64)
+    rank[read.kept] = np.arange(len(read.kept))
+    visited = read.logits[torch.tensor(rows, device=read.logits.device)]
     log_p = chosen_log_p(visited, tokens, chooser, width)
-    target.keep(start + 1, [start + row for row in rows[1:]])
+    target.keep(read.start + 1, [read.start + row for row in rows[1:]])
     return Verdict(path, tokens, log_p, rank[path].tolist())
 
 

@@ -28,6 +28,7 @@ OVERRIDES = [
     "task=file",
     "tracker=disabled",
     "engine=float64",
+    "engine.workers=0",
     "select.group=prompt",
     "select.folds=2",
     "profile.repeats=3",

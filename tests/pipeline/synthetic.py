@@ -59,6 +59,8 @@ def state_rows(rng: np.random.Generator, place: dict[str, Any], depth: int) -> l
             "all_nodes": 10,
             "pool_nodes": 10,
             "earlier_picks": 0,
+            "refresh_levels": 0,
+            "all_levels": 1,
         }
         for k in range(1, depth + 1):
             step = {

@@ -13,7 +13,7 @@ from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig
 from safetensors import safe_open
 
-from pipeline import drafter
+from pipeline import drafter, sequences
 from pipeline.run import CONF
 from tests.conftest import tiny_llama, word_tokenizer
 from treegraft_core import InputError, RandomSchedule, TreeGraftDecoder, decode_plain, load_pair
@@ -188,7 +188,7 @@ def test_students_of_one_target_share_its_generations(
     before = generations(data)
     assert [p.parent for p in before] == [data / "cache" / "drafter"]
     with monkeypatch.context() as patch:
-        patch.setattr(drafter, "generate_batch", None)  # nothing is generated again
+        patch.setattr(sequences, "generate_batch", None)  # nothing is generated again
         drafter.run(conf(home, data, "drafter.name=wide", "drafter.layers=[0,1,3]"))
     assert generations(data) == before
     assert len(list((data / "cache" / "drafter" / "wide").glob("training-*"))) == 1
@@ -232,4 +232,4 @@ def test_recipes_of_other_depths_change_only_what_they_name(
     assert (len(recipe.layers), recipe.steps) == (layers, steps)
     assert recipe.folder == pair.mid.path == f"data/drafters/{pair.name}"
     differs = {key for key in default if recipe[key] != default[key]}
-    assert differs <= {"name", "folder", "work", "layers", "steps"}
+    assert differs <= {"name", "folder", "work", "layers", "steps", "schedule_steps"}

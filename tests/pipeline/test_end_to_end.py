@@ -152,7 +152,7 @@ def test_exported_scheduler_loads(done: Path) -> None:
 
 def test_collecting_twice_gives_the_same_rows(done: Path, home: Path) -> None:
     first = pd.read_parquet(done / "trajectories" / "collect")
-    collect.run(conf(home, "collect", "collect.pack=2"))
+    collect.run(conf(home, "collect", "collect.pack=2", "collect.force=true"))
     second = pd.read_parquet(done / "trajectories" / "collect")
     pd.testing.assert_frame_equal(first, second, check_exact=False, rtol=1e-9)
 
@@ -162,7 +162,7 @@ def test_half_a_trajectory_file_is_named(done: Path, home: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
     try:
-        with pytest.raises(InputError, match="damaged"):
+        with pytest.raises(InputError, match=r"damaged|verify\.repair=true"):
             value.run(conf(home, "value"))
     finally:
         path.write_bytes(whole)
@@ -171,8 +171,13 @@ def test_half_a_trajectory_file_is_named(done: Path, home: Path) -> None:
 def test_prompt_longer_than_the_context(done: Path, home: Path, tmp_path: Path) -> None:
     long = tmp_path / "long.jsonl"
     long.write_text(json.dumps({"question_id": 1, "category": "a", "turns": ["w3 " * 400]}) + "\n")
-    with pytest.raises(InputError, match="400 tokens do not fit"):
+    before = sorted((done / "trajectories").rglob("*"))
+    with pytest.raises(InputError, match="task=file, question_id=1: had another text"):
         collect.run(conf(home, "collect", f"task.path={long}"))
+    assert sorted((done / "trajectories").rglob("*")) == before
+    where = f"paths.trajectories={tmp_path / 'new'}"
+    with pytest.raises(InputError, match=r"question_id=1: turn 1 left out: it is longer than the"):
+        collect.run(conf(home, "collect", f"task.path={long}", where))
 
 
 def test_notebook_runs_on_what_the_pipeline_wrote(

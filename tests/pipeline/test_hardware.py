@@ -26,7 +26,7 @@ from pipeline.hardware import (
     settings,
 )
 from pipeline.replay import tries_of
-from pipeline.tries import Tries, join, prefix_steps, prefixes_of, schedules
+from pipeline.tries import COUNTS, Tries, join, prefix_steps, prefixes_of, schedules
 from tests.pipeline.test_replay import random_tries
 from tests.pipeline.test_rows import case, found, text  # noqa: F401
 from tests.test_inputs import GRID, profile
@@ -67,7 +67,14 @@ def random_profile(rng: np.random.Generator, evaluation: str) -> LatencyProfile:
         name: float(rng.uniform(0.01, 2))
         for name in ("small_ms", "mid_overhead_ms", "signals_ms", "prune_ms", "accept_ms")
     }
-    return replace(profile(verify=grids[1]), mid=grids[0], evaluation=evaluation, **once)
+    sequential = bool(rng.integers(2))
+    return replace(
+        profile(verify=grids[1]),
+        mid=grids[0],
+        evaluation=evaluation,
+        mid_sequential=sequential,
+        **once,
+    )
 
 
 def slow_times(
@@ -77,8 +84,8 @@ def slow_times(
     context = int(tries.states["context_tokens"].iloc[at])
     calls: list[MidCall | None] = []
     for step, bit in enumerate(schedules(tries.depth)[leaf].tolist()):
-        refresh, expand, every = tries.counts[at, prefixes_of(tries.depth)[leaf, step]].tolist()
-        call = MidCall(refresh_nodes=refresh, expand_nodes=expand, all_nodes=every)
+        counts = tries.counts[at, prefixes_of(tries.depth)[leaf, step]].tolist()
+        call = MidCall(**dict(zip(COUNTS, counts, strict=True)))
         calls.append(call if bit else None)
     return machine.draft_ms(calls, context), machine.verify_ms(kept, context)
 
@@ -171,8 +178,7 @@ def test_a_linear_profile_has_the_costs_it_was_asked_for(seed: int) -> None:
     for at in range(len(tries)):
         context = int(tries.states["context_tokens"].iloc[at])
         for prefix, k in enumerate(names):
-            refresh, expand, every = tries.counts[at, prefix].tolist()
-            call = MidCall(refresh_nodes=refresh, expand_nodes=expand, all_nodes=every)
+            call = MidCall(**dict(zip(COUNTS, tries.counts[at, prefix].tolist(), strict=True)))
             total += made.mid_call_ms(call, context) * 2.0 ** (1 - k)
             weight += 2.0 ** (1 - k)
     assert total / weight == pytest.approx(costs["mid_ms"], rel=1e-9)

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +19,9 @@ from pipeline.replay import replay, texts_of
 from pipeline.tries import Tries, join, read_tries
 from tests.pipeline.small import DEPTH, FEW, TASKS, config, write_selection
 from tests.pipeline.synthetic import write_texts
+from tests.processes import CommandLine, Template
 from treegraft_core import InputError
 
-ROOT = Path(__file__).resolve().parents[2]
 PAIRS = ("one", "two")
 COSTS = {
     "target_ms": 80.0,
@@ -257,21 +254,17 @@ def test_bad_choices_are_named_before_anything_is_fitted(
     assert jobs_in(ablations) == []
 
 
-def test_a_sweep_from_the_command_line(ablations: Path) -> None:
+def test_a_sweep_from_the_command_line(ablations: Path, template: Template, tmp_path: Path) -> None:
     """experiment=ablation with fewer values of every axis: one file a job, a table of all."""
     few = (
         "{label: 'hindsight,hindsight_rate', seed: '0,1', distill.loss: regression, "
         "hardware: logged, ablate.signals: chosen}"
     )
     given = [o for o in HERE if not o.startswith("distill.rollout")]
-    command = [
-        *(sys.executable, "-m", "pipeline.run", "stage=ablate", "experiment=ablation"),
-        *(f"paths.data={ablations}", *given, "ablate.states=40", f"hydra.sweeper.params={few}"),
-    ]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
-    done = subprocess.run(
-        command, cwd=ROOT, capture_output=True, text=True, env=environment, check=False
-    )
+    command = ("stage=ablate", "experiment=ablation", f"paths.data={ablations}", *given)
+    done = CommandLine(
+        template, tmp_path, *command, "ablate.states=40", f"hydra.sweeper.params={few}"
+    ).end()
     assert done.returncode == 0, done.stderr[-2000:] + done.stdout[-2000:]
     jobs = [json.loads(path.read_text()) for path in jobs_in(ablations)]
     ways = sorted((job["axes"]["label"], job["axes"]["rollouts"], job["seed"]) for job in jobs)

@@ -7,8 +7,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -35,17 +33,16 @@ from pipeline.measure import (
     settings,
     units,
 )
-from pipeline.run import CONF
 from pipeline.systems import Bench, Output, System
 from pipeline.tasks import TaskPrompt
 from pipeline.texts import Text, fingerprint
 from tests.pipeline.conftest import conf, overrides, random_value, write_fit
+from tests.processes import CommandLine, Template
 from tests.test_inputs import profile
 from treegraft_core import InputError, LatencyProfile, Pair, Sampling, load_scheduler
 from treegraft_core.drafting import MidCall
 from treegraft_core.prompts import Prompt
 
-ROOT = CONF.parent
 Jobs = list[list[Turn]]
 JOBS: Jobs = [
     [Turn("math", "1", 0, (5, 7)), Turn("math", "1", 1, (5, 7, 9, 4))],
@@ -501,7 +498,7 @@ def test_sampling_that_would_overflow(bench: Bench, name: str, value: float) -> 
 
 
 def call(*counts: int) -> list[int]:
-    return list(counts)
+    return [*counts, 0, 0]
 
 
 ROUNDS: list[dict[str, Any]] = [
@@ -702,34 +699,25 @@ CUT = (
 class Run:
     """The command line in a process of its own."""
 
-    def __init__(self, home: Path, data: Path, *extra: str):
+    def __init__(self, template: Template, home: Path, data: Path, *extra: str):
         self.evaluation = data / "evaluation" / "tiny"
         arguments = overrides(home, f"paths.data={data}", *CUT, *extra)
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "pipeline.run", "stage=evaluate", *arguments],
-            cwd=ROOT,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            env={**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-            # Jobs in the background of a shell ignore SIGINT, and so would what they start.
-            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
-        )
+        self.process = CommandLine(template, data / "printed", "stage=evaluate", *arguments)
 
     def stop_at(self, part: int, how: signal.Signals) -> tuple[int, str]:
         """Send a signal as soon as a part is there; return the status and what was said."""
         deadline = time.monotonic() + 300
         while not list(self.evaluation.glob(f"run-*/{part:05d}.json")):
-            assert self.process.poll() is None, self.process.communicate()[1]
+            assert self.process.poll() is None, self.process.printed()
             assert time.monotonic() < deadline
             time.sleep(0.002)
-        self.process.send_signal(how)
+        os.kill(self.process.pid, how)
         return self.end()
 
     def end(self) -> tuple[int, str]:
-        out, err = self.process.communicate(timeout=300)
-        self.out = out
-        return self.process.returncode, err
+        ran = self.process.end()
+        self.out = ran.stdout
+        return ran.returncode, ran.stderr
 
 
 def measured(evaluation: Path) -> dict[str, bytes]:
@@ -771,15 +759,15 @@ def tokens_and_rounds(evaluation: Path) -> list[Any]:
     return found
 
 
-def test_a_run_that_is_killed_goes_on(home: Path, tmp_path: Path) -> None:
+def test_a_run_that_is_killed_goes_on(home: Path, tmp_path: Path, template: Template) -> None:
     """Killed, then interrupted, then to the end: the same as a run that nobody touched."""
     cut, whole = write_fit(tmp_path / "cut"), write_fit(tmp_path / "whole")
-    status, _ = (first := Run(home, cut)).stop_at(0, signal.SIGKILL)
+    status, _ = (first := Run(template, home, cut)).stop_at(0, signal.SIGKILL)
     assert status == -signal.SIGKILL
     before = measured(first.evaluation)
     assert before and not (first.evaluation / "results.json").exists()
 
-    status, said = (second := Run(home, cut)).stop_at(len(before), signal.SIGINT)
+    status, said = (second := Run(template, home, cut)).stop_at(len(before), signal.SIGINT)
     assert status == 130
     lines = [line for line in said.splitlines() if line.strip() and "|" not in line]
     assert [line for line in lines if "stopped" in line] == lines[-1:], said
@@ -788,7 +776,7 @@ def test_a_run_that_is_killed_goes_on(home: Path, tmp_path: Path) -> None:
     assert len(before) < len(after) < 4
     assert not (second.evaluation / "results.json").exists()
 
-    status, said = (third := Run(home, cut)).end()
+    status, said = (third := Run(template, home, cut)).end()
     assert status == 0, said
     assert f"{len(after)} of 4 prompts were measured before" in third.out
     final = measured(third.evaluation)

@@ -296,14 +296,14 @@ def test_the_distilled_scheduler_follows_the_planted_rule(data: Path, pair: str)
     labels = pq.read_table(data / "labels" / pair / "labels.parquet").to_pandas()
     calls = scheduler.margins(labels[list(scheduler.input_names)].to_numpy(np.float64)) > 0
     assert (calls == (labels[RULE_SIGNAL] > THRESHOLD)).mean() > 0.93
-    assert scheduler.metadata["distill"]["texts_whole"] is False
+    assert scheduler.trained.metrics["texts_whole"] is False
 
 
 def test_whole_texts_are_decoded_as_fast_as_by_the_planted_rule(whole: Path, pair: str) -> None:
     """There what is left of the text counts too; no fixed schedule comes near."""
     scheduler = load_scheduler(whole / "schedulers" / pair)
     assert scheduler.n_parameters == 3265
-    distilled = scheduler.metadata["distill"]
+    distilled = scheduler.trained.metrics
     assert distilled["texts_whole"] is True
     assert distilled["speed_after_rollouts"] >= distilled["speed_before_rollouts"] > 1
     tries = load_tries(config(whole, "value"))
@@ -341,7 +341,14 @@ def test_both_formats_hold_the_same_numbers_and_their_provenance(data: Path, pai
     np.testing.assert_array_equal(ours.margins(x), literal.margins(x))
     assert (ours.metadata["fit"], ours.metadata["pairs"]) == (pair, [pair])
     assert ours.metadata["tasks"] == sorted(TASKS)
-    assert {"selection", "distill", "git_sha", "numerator"} <= set(ours.metadata)
+    assert {"selection", "git_sha", "numerator"} <= set(ours.metadata)
+    known = ours.trained
+    assert known.widths == {"width": 10, "verify_nodes": 63, "max_ngram": 5}
+    labels = pq.read_table(data / "labels" / pair / "labels.parquet").to_pandas()
+    ratio = labels["target_ms"] / labels["mid_ms"]
+    assert known.costs["ratio"] == pytest.approx((ratio.min(), ratio.max()))
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert f"# {pair}" in card and f"| r2 | {known.metrics['r2']:.4g} |" in card
     assert json.loads((folder / "metrics.json").read_text())["max_difference"] < 1e-5
 
 
@@ -458,7 +465,7 @@ def test_incomplete_states_are_refused(copy: Path, pair: str, change: str) -> No
     else:
         rows[0]["action"] = 1 - rows[0]["action"]
     pq.write_table(type(table).from_pylist(rows, schema=table.schema), path)
-    with pytest.raises(InputError, match="stage=collect again"):
+    with pytest.raises(InputError, match="stage=verify says where"):
         run_stage(copy, "label")
 
 

@@ -73,7 +73,7 @@ def random_tries(
         depth,
         pd.DataFrame(rows),
         rng.normal(scale=2, size=(count, leaves - 1, len(SIGNALS))),
-        rng.integers(0, 9, (count, leaves - 1, 3)).astype(np.int32),
+        rng.integers(0, 9, (count, leaves - 1, 5)).astype(np.int32),
         accepted,
         rng.uniform(1, 30, (count, leaves)),
         rng.uniform(5, 9, (count, leaves)),
@@ -466,7 +466,8 @@ def test_policies_by_name_file_and_function(
         "online",
         "online:gain",
     ]
-    found = replayed(home, data, f"replay.policies=[{','.join(specs)}]", "replay.name=specs")
+    policies = [f"replay.policies=[{','.join(specs)}]", "replay.trust_python=true"]
+    found = replayed(home, data, *policies, "replay.name=specs")
     ours = of_all_tasks(found)
     for name in ("folder", "literal"):
         assert ours[name] == ours["scheduler"] | {"policy": name}
@@ -534,6 +535,7 @@ BAD = {
     "replay.policies=[10101,10101]": "the name 10101 is taken",
     "replay.policies=[{oracle: 10101}]": "the name oracle is taken",
     "replay.policies=[{00000: 10101}]": "the name 00000 is taken",
+    "replay.trust_python=false replay.policies=['python:json:loads']": "trust_python=true",
     "replay.policies=['python:no_such_module:f']": "No module named 'no_such_module'",
     "replay.policies=['python:json:nothing']": "nothing",
     "replay.policies=['python:json:__name__']": "is no function",
@@ -573,7 +575,9 @@ def test_bad_values_are_one_line_and_leave_nothing(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     """Through the command line's own function; its status is 2."""
-    arguments = overrides(home, f"paths.data={data}", override)
+    given = ["replay.trust_python=true", *override.split(" replay.")[:1]]
+    given += [f"replay.{rest}" for rest in override.split(" replay.")[1:]]
+    arguments = overrides(home, f"paths.data={data}", *given)
     assert_refused("replay", arguments, data, BAD[override], monkeypatch, capfd)
 
 
@@ -600,7 +604,7 @@ def test_what_a_function_returns_is_checked(said: str, monkeypatch: pytest.Monke
     tries = random_tries(np.random.default_rng(0), 3, [4, 5])
     function = RETURNS[said]
     monkeypatch.setattr(replaying, "returned", lambda t, o: function(t), raising=False)
-    policy = replaying.written("mine", "python:pipeline.replaying:returned")
+    policy = replaying.written("mine", "python:pipeline.replaying:returned", True)
     with pytest.raises(InputError, match=r"python:pipeline\.replaying:returned: returned") as error:
         policy.decide(tries, outcomes(tries), texts_of(tries))
     assert said in str(error.value) and "[9, 7]" in str(error.value)

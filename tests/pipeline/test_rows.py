@@ -10,10 +10,11 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pipeline.collect import bits_text, part_path, state_id, state_rows, write_rows
 from pipeline.hardware import outcomes
+from pipeline.manifest import part_name
 from pipeline.profile import random_artifact
 from pipeline.replay import follow, scheduler_decisions, tries_of
+from pipeline.rows import bits_text, state_id, state_rows, write_rows
 from pipeline.schema import COLUMNS, SCHEMA
 from pipeline.texts import Text, reach
 from pipeline.tries import ARRAYS, NEVER, join, read_tries
@@ -175,7 +176,10 @@ def test_tries_are_those_read_from_disk(
     case: Case, found: Enumeration, text: Text, clock: LatencyProfile, tmp_path: Path
 ) -> None:
     """Made of an enumeration, or of the rows that it was written as."""
-    write_rows(part_path(tmp_path, text), state_rows(text, case.roots, found, clock), case.config)
+    path = tmp_path / part_name(text.task, text.prompt_id)
+    path.parent.mkdir(parents=True)
+    with path.open("wb") as file:
+        write_rows(file, state_rows(text, case.roots, found, clock), case.config)
     read = read_tries(tmp_path, "tiny", "file", case.config.depth)
     made = join([tries_of("tiny", text, found, clock)])
     pd.testing.assert_frame_equal(made.states[read.states.columns], read.states)

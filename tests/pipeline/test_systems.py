@@ -17,11 +17,11 @@ import torch
 from omegaconf import DictConfig
 
 from pipeline import evaluate, peers
-from pipeline.collect import bits_text
 from pipeline.engine import drafting_config, open_pair, open_profile
 from pipeline.hardware import outcomes
 from pipeline.planning import OnlinePlanner
 from pipeline.replay import follow, planned_decisions, tries_of
+from pipeline.rows import bits_text
 from pipeline.systems import Bench, System, fixed_bits
 from pipeline.texts import Text
 from pipeline.value import ValueModel

@@ -52,7 +52,7 @@ def random_rows(seed: int, states: int = 7) -> list[dict[str, Any]]:
             "target_ms": 5.0 + state,
             "mid_ms": 2.0 + 0.1 * state,
         }
-        mid = {p: rng.integers(0, 90, 3).tolist() for p in slow.prefixes(DEPTH)}
+        mid = {p: rng.integers(0, 90, len(COUNTS)).tolist() for p in slow.prefixes(DEPTH)}
         for schedule in slow.schedules(DEPTH):
             accepted = int(rng.integers(0, 4))
             outcome = {
@@ -68,7 +68,7 @@ def random_rows(seed: int, states: int = 7) -> list[dict[str, Any]]:
             }
             for k in range(1, DEPTH + 1):
                 prefix, action = schedule[: k - 1], int(schedule[k - 1])
-                counts = mid[prefix] if action else [0, 0, 0]
+                counts = mid[prefix] if action else [0] * len(COUNTS)
                 row = {"schedule": schedule, "step": k, "prefix": prefix, "action": action}
                 row |= {"future": schedule[k:], "step_ms": 1.0}
                 row |= dict(zip(SIGNALS, signals[prefix], strict=True))

@@ -98,6 +98,8 @@ class Counts:
     all_nodes: int
     pool_nodes: int
     earlier_picks: int
+    refresh_levels: int
+    all_levels: int
     needed: list[tuple[int, ...]]
 
 
@@ -175,6 +177,15 @@ def pool_of(
     return [node for node in candidates if not node.expanded and node.depth() < deepest]
 
 
+def levels(nodes: Sequence[Node]) -> int:
+    """Return the most of ``nodes`` that lie on one path without a gap between them."""
+
+    def above(node: Node | None) -> int:
+        return 1 + above(node.parent) if node is not None and node in nodes else 0
+
+    return max(map(above, nodes), default=0)
+
+
 def mid_step(
     tree: Tree,
     frontier: Sequence[Node],
@@ -231,6 +242,8 @@ def mid_step(
         len(everything),
         len(candidates),
         len(earlier),
+        levels(refresh),
+        levels(everything),
         needed_paths,
     )
     return picked, best(children, width), counts
