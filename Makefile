@@ -81,8 +81,9 @@ generalise: $(READY) $(UNSEEN:%=data/drafters/%)
 	  $(MAKE) evaluate ARGS="pair=$$pair fit=embedded $(ARGS)" || exit; done
 	$(RUN) stage=report $(ARGS)
 
-# Small drafters x mid drafters of the embedded target, on the same prompts: profile, logs, a scheduler
-# for each, replay, and one table. B_ver as on a CPU.
+# Small drafters x mid drafters of the embedded target, on the same prompts: profiles first and one after
+# another, as they are timed; then logs, a scheduler for each, replay, and one table. B_ver as on a CPU.
+# Cut short, it goes on where it was.
 SMALL := ngram suffix corpus
 ngram := small=ngram
 suffix := small=suffix
@@ -91,9 +92,12 @@ MID := student head
 student := data/drafters/smollm2-135m-4l
 head := data/drafters/smollm2-135m-head
 SHARED = $(if $(filter ngram-student,$1),,profile.target_from=data/profiles/ngram-student/profile.json)
-ALONE := profile collect "collect collect.split=evaluate" select value label distill export
+PAIRS = $(foreach m,$(MID),$(foreach s,$(SMALL),"pair.name=$s-$m $($s) pair.mid.path=$($m)$(if $1, $(call $1,$s-$m))"))
+ALONE := collect "collect collect.split=evaluate" select value label distill export
 drafters: $(READY)
-	for pair in $(foreach m,$(MID),$(foreach s,$(SMALL),"pair.name=$s-$m $($s) pair.mid.path=$($m) $(call SHARED,$s-$m)")); do \
+	for pair in $(call PAIRS,SHARED); do \
+	  $(RUN) stage=profile profile.keep=true drafting=cpu $$pair $(ARGS) || exit; done
+	for pair in $(call PAIRS); do \
 	  for stage in $(ALONE) "replay replay.policies=[scheduler]"; do \
 	    $(RUN) stage=$$stage drafting=cpu $$pair $(ARGS) || exit; done; done
 	$(RUN) stage=compare $(ARGS)
