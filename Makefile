@@ -107,7 +107,7 @@ data/drafters/smollm2-135m-%: | $(READY)
 
 # One thread in each of two processes: faster than two threads in one.
 test: $(READY)
-	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile $(ARGS)
+	OMP_NUM_THREADS=1 $(PY) -m pytest -n 2 --dist loadfile --durations 25 $(ARGS)
 
 # Collections killed at random instants, more of them than in make test, and the table of faults.
 KILLS ?= 160
